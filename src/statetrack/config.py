@@ -1,0 +1,77 @@
+"""Configurations are frozen dataclasses; this file turns them into JSON and back, and names them by their content."""
+
+import dataclasses
+import json
+import types
+import typing
+from hashlib import sha256
+from typing import Any, Literal, Union
+
+from statetrack.errors import UserError, unknown_name
+
+
+def to_dict(config: Any) -> dict:
+    """Nested dataclass -> plain dict. Each level names its class, so two mixers with the same fields differ."""
+    fields = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
+    return {"kind": type(config).__name__} | {name: _plain(value) for name, value in fields.items()}
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        return to_dict(value)
+    return list(value) if isinstance(value, tuple) else value
+
+
+def run_id(config: Any) -> str:
+    """Twelve hex digits that name a run; equal configs share a folder and are not run twice."""
+    return sha256(json.dumps(to_dict(config), sort_keys=True).encode()).hexdigest()[:12]
+
+
+def from_dict(data: Any, kinds: dict[str, type], where: str = "spec") -> Any:
+    """Plain dict -> nested dataclass, checked field by field. Only the classes in `kinds` can be built."""
+    if not isinstance(data, dict) or "kind" not in data:
+        raise UserError(f"{where} is {_short(data)}, expected an object with a 'kind'.")
+    if data["kind"] not in kinds:
+        raise unknown_name(f"{where}: kind", data["kind"], kinds)
+    cls = kinds[data["kind"]]
+    hints = typing.get_type_hints(cls)
+    known = {f.name: hints[f.name] for f in dataclasses.fields(cls)}
+    values = {}
+    for name, value in data.items():
+        if name == "kind":
+            continue
+        if name not in known:
+            raise unknown_name(f"{where}: {cls.__name__} field", name, known)
+        values[name] = _read(value, known[name], kinds, f"{where}.{name}")
+    return cls(**values)
+
+
+def _read(value: Any, hint: Any, kinds: dict[str, type], where: str) -> Any:
+    """`value` as the type hint wants it: dataclasses from objects, tuples from lists, everything else checked."""
+    if isinstance(value, dict):
+        return from_dict(value, kinds, where)
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (Union, types.UnionType):
+        if value is None and type(None) in arguments:
+            return None
+        choices = [a for a in arguments if a is not type(None)]
+        return _read(value, choices[0], kinds, where)
+    if origin is Literal:
+        if value not in arguments:
+            raise unknown_name(where, value, [str(a) for a in arguments])
+        return value
+    if origin is tuple and isinstance(value, list | tuple):
+        items = arguments[:1] * len(value) if Ellipsis in arguments else arguments
+        if len(items) != len(value):
+            raise UserError(f"{where} is {_short(value)}, expected {len(items)} values.")
+        return tuple(_read(v, item, kinds, f"{where}[{i}]") for i, (v, item) in enumerate(zip(value, items)))
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(hint, type) or not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
+        raise UserError(f"{where} is {_short(value)}, expected {getattr(hint, '__name__', hint)}.")
+    return value
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) < 60 else text[:57] + "..."

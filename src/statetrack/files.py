@@ -1,0 +1,104 @@
+"""Files that are whole or absent: atomic writes, JSON, and tensors in the safetensors format.
+
+The format is read and written here, in thirty lines, so that a run needs torch and numpy only; tests hold
+it against the safetensors package. Nothing is unpickled, so a file from a stranger is data and no more.
+"""
+
+import json
+import os
+import tempfile
+import zlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+
+
+class DamagedFile(Exception):
+    """A file that is truncated or altered."""
+
+
+def write_atomically(path: Path, chunks: Iterable[bytes]) -> None:
+    """Write beside `path`, flush to disk, then rename: a reader sees the old file or the new one, never a part."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            for chunk in chunks:
+                file.write(chunk)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def write_text(path: Path, text: str) -> None:
+    write_atomically(path, [text.encode()])
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_text(path, json.dumps(value, indent=2) + "\n")
+
+
+def save_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
+    """Write tensors by name as a safetensors file; a checksum of the data goes into the metadata."""
+    header: dict[str, Any] = {}
+    data, offset, checksum = [], 0, 0
+    for name, tensor in tensors.items():
+        raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        header[name] = {
+            "dtype": _NAMES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [offset, offset + len(raw)],
+        }
+        offset, checksum = offset + len(raw), zlib.crc32(raw, checksum)
+        data.append(raw)
+    header["__metadata__"] = (metadata or {}) | {"crc32": f"{checksum:08x}"}
+    encoded = json.dumps(header).encode()
+    encoded += b" " * (-len(encoded) % 8)
+    write_atomically(path, [len(encoded).to_bytes(8, "little"), encoded, *data])
+
+
+def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Read what `save_tensors` wrote, or any safetensors file; raise DamagedFile when it is not whole."""
+    raw = Path(path).read_bytes()
+    try:
+        size = int.from_bytes(raw[:8], "little")
+        header = json.loads(raw[8 : 8 + size])
+        metadata = header.pop("__metadata__", {})
+        data = memoryview(raw)[8 + size :]
+        if len(data) != max((entry["data_offsets"][1] for entry in header.values()), default=0):
+            raise ValueError(f"{len(raw)} bytes is not the length its header asks for")
+        if "crc32" in metadata and f"{zlib.crc32(data):08x}" != metadata["crc32"]:
+            raise ValueError("its checksum does not match")
+        return {name: _tensor(data, entry) for name, entry in header.items()}, metadata
+    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+        raise DamagedFile(f"{path} is damaged: {error}") from error
+
+
+def _tensor(data: memoryview, entry: dict) -> Tensor:
+    start, stop = entry["data_offsets"]
+    dtype = _DTYPES[entry["dtype"]]
+    if start == stop:
+        return torch.empty(entry["shape"], dtype=dtype)
+    # a copy, because the bytes read from disk are read-only and not aligned
+    return torch.frombuffer(bytearray(data[start:stop]), dtype=dtype).reshape(entry["shape"])

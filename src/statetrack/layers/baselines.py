@@ -1,0 +1,103 @@
+"""Two small models of the paper: the full-matrix baseline of Fig. 4 and the diagonal toy of Fig. 1."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from statetrack.layers.mixer import Mixer
+from statetrack.ops.checks import check_eigenvalues
+
+
+@dataclass(frozen=True)
+class DenseTransitionConfig:
+    """The full-matrix baseline (App. E.2): any matrix may be learned, no eigenvalue is controlled."""
+
+    size: int = 32
+    init_scale: float = 0.02  # the paper names no initialisation: we start this near to the identity
+
+    def build(self, d_model: int, layers: int) -> "DenseTransition":
+        return DenseTransition(self, d_model)
+
+
+class DenseTransition(Mixer):
+    """H_t = A(x_t) H_{t-1}, H_0 = I; the flattened state is projected onto the unit ball and decoded linearly.
+
+    A(x) = I + W x: a free table over the letters once d_model is at least the size of the alphabet.
+    """
+
+    def __init__(self, config: DenseTransitionConfig, d_model: int):
+        super().__init__()
+        self.size = config.size
+        self.to_transition = nn.Linear(d_model, config.size**2)
+        self.to_out = nn.Linear(config.size**2, d_model, bias=False)
+        # embeddings start at 0.02, so weights of order one put A - I at `init_scale`
+        nn.init.normal_(self.to_transition.weight, std=config.init_scale / (0.02 * d_model**0.5))
+        nn.init.zeros_(self.to_transition.bias)
+
+    def forward(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        A = self._transitions(x)
+        H = torch.eye(self.size, device=x.device).expand(x.shape[0], -1, -1) if state is None else state
+        states = []
+        for A_t in A.unbind(1):
+            H = A_t @ H
+            states.append(H)
+        flat = torch.stack(states, dim=1).flatten(-2)
+        flat = flat / flat.norm(dim=-1, keepdim=True).clamp(min=1.0)
+        return self.to_out(flat), H
+
+    def _transitions(self, x: Tensor) -> Tensor:
+        eye = torch.eye(self.size, device=x.device)
+        return eye + self.to_transition(x).float().unflatten(-1, (self.size, self.size))
+
+    @torch.no_grad()
+    def transition_eigenvalues(self, x: Tensor) -> Tensor:
+        """(B, T, size), complex."""
+        return torch.linalg.eigvals(self._transitions(x))
+
+
+@dataclass(frozen=True)
+class DiagonalToyConfig:
+    """The diagonal linear RNN of Fig. 1 (fig:parity_motivation): sigmoid for [0,1], tanh for [-1,1]."""
+
+    eigenvalues: Literal["[0,1]", "[-1,1]"] = "[-1,1]"
+
+    def build(self, d_model: int, layers: int) -> "DiagonalToy":
+        return DiagonalToy(self, d_model)
+
+
+class DiagonalToy(Mixer):
+    """h_t = a_t h_{t-1} + B x_t with a = sigmoid or tanh of 10 (W x + b); the state is the output."""
+
+    def __init__(self, config: DiagonalToyConfig, d_model: int):
+        super().__init__()
+        check_eigenvalues("DiagonalToy", config.eigenvalues)
+        self.squash = {"[0,1]": torch.sigmoid, "[-1,1]": torch.tanh}[config.eigenvalues]
+        self.to_a = nn.Linear(d_model, d_model)
+        self.to_b = nn.Linear(d_model, d_model, bias=False)
+
+    def forward(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        a, b = self._a(x), self.to_b(x).float()
+        h = torch.zeros_like(b[:, 0]) if state is None else state
+        b = torch.cat([b[:, :1] + (a[:, 0] * h)[:, None], b[:, 1:]], dim=1)
+        h = _diagonal_scan(a, b)
+        return h.to(x.dtype), h[:, -1]
+
+    def _a(self, x: Tensor) -> Tensor:
+        return self.squash(10 * self.to_a(x).float())
+
+    @torch.no_grad()
+    def transition_eigenvalues(self, x: Tensor) -> Tensor:
+        """(B, T, d_model)."""
+        return self._a(x)
+
+
+def _diagonal_scan(a: Tensor, b: Tensor) -> Tensor:
+    """h_t = a_t h_{t-1} + b_t along axis 1, by doubling: log2(T) steps, each of them vectorised."""
+    shift, T = 1, a.shape[1]
+    while shift < T:
+        b = torch.cat([b[:, :shift], b[:, shift:] + a[:, shift:] * b[:, :-shift]], dim=1)
+        a = torch.cat([a[:, :shift], a[:, shift:] * a[:, :-shift]], dim=1)
+        shift *= 2
+    return b

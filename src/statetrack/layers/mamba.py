@@ -1,0 +1,95 @@
+"""Mamba (Gu and Dao 2023), with transitions in [0, 1] or, by 2 s - 1 for s, in [-1, 1]."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from statetrack.layers.convolution import ShortConvolution
+from statetrack.layers.mixer import Mixer, log_uniform_steps, no_weight_decay
+from statetrack.ops import selective_scan
+from statetrack.ops.checks import check_eigenvalues
+
+
+@dataclass(frozen=True)
+class MambaConfig:
+    """Mamba (Table 1, tab:LRNNs); `eigenvalues` picks the column of Table 2 (tab:eigenvalue_range)."""
+
+    eigenvalues: Literal["[0,1]", "[-1,1]"] = "[-1,1]"
+    d_state: int = 16
+    expand: int = 2
+    convolution: int = 4
+    dt_rank: int | None = None  # d_model / 16, rounded up, when None
+
+    def build(self, d_model: int, layers: int) -> "Mamba":
+        return Mamba(self, d_model, layers)
+
+
+class MambaState(NamedTuple):
+    h: Tensor  # (B, D, N), float32
+    convolution: Tensor  # (B, D, width - 1)
+
+
+class Mamba(Mixer):
+    """h_t = a_t h_{t-1} + Delta_t B_t u_t,  y_t = C_t h_t + D u_t, with a = exp(Delta A) or 2 exp(Delta A) - 1.
+
+    Parameters are named as in mamba-ssm and transformers, so weights can be copied across.
+    """
+
+    def __init__(self, config: MambaConfig, d_model: int, layers: int = 1):
+        super().__init__()
+        check_eigenvalues("Mamba", config.eigenvalues)
+        self.config = config
+        D, N = config.expand * d_model, config.d_state
+        self.dt_rank = config.dt_rank or math.ceil(d_model / 16)
+        self.in_proj = nn.Linear(d_model, 2 * D, bias=False)
+        self.conv1d = ShortConvolution(D, config.convolution, bias=True)
+        self.x_proj = nn.Linear(D, self.dt_rank + 2 * N, bias=False)
+        self.dt_proj = nn.Linear(self.dt_rank, D)
+        self.A_log = no_weight_decay(nn.Parameter(torch.arange(1, N + 1).float().log().repeat(D, 1)))
+        self.D = no_weight_decay(nn.Parameter(torch.ones(D)))
+        self.out_proj = nn.Linear(D, d_model, bias=False)
+        nn.init.uniform_(self.dt_proj.weight, -(self.dt_rank**-0.5), self.dt_rank**-0.5)
+        with torch.no_grad():
+            self.dt_proj.bias.copy_(log_uniform_steps(D))
+            # every block adds to the residual stream once, so its output is scaled down with the depth
+            self.out_proj.weight /= math.sqrt(layers)
+
+    def forward(self, x: Tensor, state: MambaState | None = None) -> tuple[Tensor, MambaState]:
+        u, z, delta, B, C, convolution = self._controls(x, state)
+        y, h = selective_scan(
+            u,
+            delta,
+            self._A(),
+            B,
+            C,
+            self.D.float(),
+            z,
+            delta_bias=self.dt_proj.bias.float(),
+            delta_softplus=True,
+            return_last_state=True,
+            eigenvalues=self.config.eigenvalues,
+            initial_state=None if state is None else state.h,
+        )
+        return self.out_proj(y.mT), MambaState(h, convolution)
+
+    def _A(self) -> Tensor:
+        return -self.A_log.float().exp()
+
+    def _controls(self, x: Tensor, state: MambaState | None):
+        """What the scan is driven by: u, z, delta (B, D, T), delta without its bias; B, C (B, N, T)."""
+        u, z = self.in_proj(x).mT.chunk(2, dim=1)
+        u, convolution = self.conv1d(u, None if state is None else state.convolution)
+        u = F.silu(u)
+        dt, B, C = self.x_proj(u.mT).mT.split([self.dt_rank, self.config.d_state, self.config.d_state], dim=1)
+        return u, z, self.dt_proj.weight @ dt, B, C, convolution
+
+    @torch.no_grad()
+    def transition_eigenvalues(self, x: Tensor) -> Tensor:
+        """(B, T, D, N): the diagonal of A(x_t), channel by channel."""
+        delta = F.softplus(self._controls(x, None)[2].float().mT + self.dt_proj.bias.float())
+        a = torch.exp(delta[..., None] * self._A())
+        return a if self.config.eigenvalues == "[0,1]" else 2 * a - 1

@@ -1,0 +1,115 @@
+"""One pre-norm backbone for every mixer, with or without an MLP."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from statetrack.errors import UserError, unknown_name
+from statetrack.layers.deltanet import DeltaNetConfig
+from statetrack.layers.mixer import Mixer, MixerConfig
+
+NORMS = {"rms": nn.RMSNorm, "layer": nn.LayerNorm}
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The backbone around a mixer. Vocabulary and classes come from the task."""
+
+    mixer: MixerConfig = field(default_factory=DeltaNetConfig)
+    d_model: int = 128
+    layers: int = 1
+    mlp_ratio: float = 4.0  # width of the SwiGLU MLP over d_model; 0 for no MLP
+    norm: Literal["rms", "layer", "none"] = "rms"
+    residual: bool = True
+
+
+class SwiGLU(nn.Module):
+    """W_down (silu(W_gate x) * W_up x)."""
+
+    def __init__(self, d_model: int, width: int, layers: int):
+        super().__init__()
+        self.gate = nn.Linear(d_model, width, bias=False)
+        self.up = nn.Linear(d_model, width, bias=False)
+        self.down = nn.Linear(width, d_model, bias=False)
+        for linear in (self.gate, self.up, self.down):
+            nn.init.normal_(linear.weight, std=0.02)
+        with torch.no_grad():
+            self.down.weight /= math.sqrt(2 * layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(F.silu(self.gate(x)) * self.up(x))
+
+
+class Block(nn.Module):
+    """x + mixer(norm(x)), then x + mlp(norm(x)) where there is one; without the residual when configured so."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.residual = config.residual
+        self.mixer_norm = _norm(config)
+        self.mixer: Mixer = config.mixer.build(config.d_model, config.layers)
+        self.mlp_norm, self.mlp = None, None
+        if config.mlp_ratio > 0:
+            self.mlp_norm = _norm(config)
+            self.mlp = SwiGLU(config.d_model, round(config.mlp_ratio * config.d_model), config.layers)
+
+    def forward(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
+        y, state = self.mixer(self.mixer_norm(x), state)
+        x = x + y if self.residual else y
+        if self.mlp is not None and self.mlp_norm is not None:
+            y = self.mlp(self.mlp_norm(x))
+            x = x + y if self.residual else y
+        return x, state
+
+
+class Model(nn.Module):
+    """Tokens (B, T) -> logits (B, T, classes), plus one state per layer to carry on from."""
+
+    def __init__(self, config: ModelConfig, vocab_size: int, n_classes: int):
+        super().__init__()
+        _check(config, vocab_size, n_classes)
+        self.config = config
+        self.embedding = nn.Embedding(vocab_size, config.d_model)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
+        self.norm = _norm(config)
+        self.head = nn.Linear(config.d_model, n_classes, bias=False)
+        nn.init.normal_(self.embedding.weight, std=0.02)
+        nn.init.normal_(self.head.weight, std=0.02)
+
+    def forward(self, tokens: Tensor, state: Sequence[Any] | None = None) -> tuple[Tensor, list[Any]]:
+        x = self.embedding(tokens)
+        states = []
+        for i, block in enumerate(self.blocks):
+            x, block_state = block(x, None if state is None else state[i])
+            states.append(block_state)
+        return self.head(self.norm(x)), states
+
+    @torch.no_grad()
+    def transition_eigenvalues(self, tokens: Tensor) -> list[Tensor]:
+        """Per layer, the spectrum of the transitions it uses on these tokens (see `Mixer`)."""
+        x, spectra = self.embedding(tokens), []
+        for block in self.blocks:
+            spectra.append(block.mixer.transition_eigenvalues(block.mixer_norm(x)))
+            x, _ = block(x)
+        return spectra
+
+
+def _norm(config: ModelConfig) -> nn.Module:
+    return nn.Identity() if config.norm == "none" else NORMS[config.norm](config.d_model, eps=1e-5)
+
+
+def _check(config: ModelConfig, vocab_size: int, n_classes: int) -> None:
+    for name, value in (("d_model", config.d_model), ("layers", config.layers)):
+        if value < 1:
+            raise UserError(f"Model: {name} is {value}, expected at least 1.")
+    if vocab_size < 1 or n_classes < 1:
+        raise UserError(f"Model: vocab_size is {vocab_size} and n_classes {n_classes}, expected at least 1 each.")
+    if config.mlp_ratio < 0:
+        raise UserError(f"Model: mlp_ratio is {config.mlp_ratio}, expected 0 (no MLP) or more.")
+    if config.norm not in (*NORMS, "none"):
+        raise unknown_name("Model: norm", config.norm, [*NORMS, "none"])

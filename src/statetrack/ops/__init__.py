@@ -1,0 +1,21 @@
+"""The recurrences. One glossary for the whole library (the paper's letter in the last column):
+
+    B, T, H      batch, time, heads                                -, t, -
+    K, V         key and value width of a head                     n, d
+    S            state of the delta rule, (B, H, K, V)             H (taken here by heads)
+    q, k, v      query, key, value                                 q, k, v
+    beta         step size of the delta rule, in [0, 2]            beta
+    g            log of a decay, <= 0 (Gated DeltaNet)             log alpha
+    D, N         channels and states per channel of Mamba          d, n
+    u, delta     input and step size of Mamba, (B, D, T)           x, Delta
+    h            state of Mamba, (B, D, N)                         H
+
+Tensors of the delta rule put time before heads, (B, T, H, K); the selective scan keeps mamba-ssm's
+channels-first layout, (B, D, T), so that both are drop-in replacements for the libraries they come from.
+"""
+
+from statetrack.ops.checks import checked
+from statetrack.ops.delta_rule import delta_rule
+from statetrack.ops.selective_scan import selective_scan
+
+__all__ = ["checked", "delta_rule", "selective_scan"]

@@ -1,0 +1,76 @@
+"""Checks on the inputs of an op. Shapes are always checked; values only in checked mode (they cost a sync)."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+import torch
+from torch import Tensor
+
+from statetrack.errors import UserError
+
+EIGENVALUES = ("[0,1]", "[-1,1]")
+
+_checked: ContextVar[bool | None] = ContextVar("statetrack_checked", default=None)
+
+
+@contextmanager
+def checked(on: bool = True) -> Iterator[None]:
+    """Within this block every op also checks values: beta in [0, 2], no decay above one, nothing NaN."""
+    token = _checked.set(on)
+    try:
+        yield
+    finally:
+        _checked.reset(token)
+
+
+def is_checked() -> bool:
+    """Whether values are checked: set by `checked()`, else by the environment variable STATETRACK_CHECKED."""
+    on = _checked.get()
+    return os.environ.get("STATETRACK_CHECKED", "0") not in ("", "0") if on is None else on
+
+
+def check_shape(op: str, name: str, tensor: Tensor, expected: tuple[int, ...], meaning: str, hint: str = "") -> None:
+    """Refuse a tensor of another shape, naming both shapes and what the axes mean."""
+    if tuple(tensor.shape) != expected:
+        raise UserError(
+            f"{op}: {name} has shape {tuple(tensor.shape)}, expected {meaning} = {expected}.{hint and ' ' + hint}"
+        )
+
+
+def check_floating(op: str, device: torch.device, **tensors: Tensor | None) -> None:
+    """Refuse integer tensors and tensors that live on another device than the first one."""
+    for name, tensor in tensors.items():
+        if tensor is None:
+            continue
+        if not tensor.is_floating_point():
+            raise UserError(f"{op}: {name} is {tensor.dtype}, expected a floating-point tensor.")
+        if tensor.device != device:
+            raise UserError(f"{op}: {name} is on {tensor.device}, the other inputs are on {device}.")
+
+
+def check_range(op: str, name: str, tensor: Tensor, low: float, high: float, hint: str = "") -> None:
+    """In checked mode, refuse values outside [low, high] and NaN, naming the first offender."""
+    bad = ~((tensor >= low) & (tensor <= high))
+    if bad.any():
+        where = tuple(bad.nonzero()[0].tolist())
+        raise UserError(
+            f"{op}: {name}[{', '.join(map(str, where))}] = {tensor[where].item():.6g} is outside "
+            f"[{low:g}, {high:g}] ({int(bad.sum())} of {tensor.numel()} values).{hint and ' ' + hint}"
+        )
+
+
+def check_finite(op: str, **tensors: Tensor | None) -> None:
+    """In checked mode, refuse NaN and infinity."""
+    for name, tensor in tensors.items():
+        if tensor is not None and not torch.isfinite(tensor).all():
+            raise UserError(f"{op}: {name} holds NaN or infinity.")
+
+
+def check_eigenvalues(where: str, eigenvalues: str) -> None:
+    """Refuse anything but the two ranges the paper compares."""
+    if eigenvalues not in EIGENVALUES:
+        raise UserError(
+            f'{where}: eigenvalues is {eigenvalues!r}, expected "[0,1]" or "[-1,1]" (no spaces, quoted in a shell).'
+        )

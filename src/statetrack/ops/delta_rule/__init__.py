@@ -1,0 +1,126 @@
+"""The delta rule: products of generalised Householder matrices, with eigenvalues in [-1, 1]."""
+
+import torch
+from torch import Tensor
+
+from statetrack.errors import UserError
+from statetrack.ops import checks
+from statetrack.ops.backends import pick_backend
+
+
+def _reference():
+    from statetrack.ops.delta_rule.reference import delta_rule_reference
+
+    return delta_rule_reference
+
+
+def _chunked():
+    from statetrack.ops.delta_rule.chunked import delta_rule_chunked
+
+    return delta_rule_chunked
+
+
+# A backend is a function with the arguments of `delta_rule_reference`. A native CPU backend and a
+# Triton one register here, under "native" and "triton", the names `auto` already prefers.
+BACKENDS = {"reference": _reference, "chunked": _chunked}
+
+
+def delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    *,
+    g: Tensor | None = None,
+    householders: int = 1,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    cu_seqlens: Tensor | None = None,
+    backend: str = "auto",
+) -> tuple[Tensor, Tensor | None]:
+    """Apply the delta rule along time. Equation and shapes: `reference.delta_rule_reference`.
+
+    The contract is flash-linear-attention's: time before heads, `scale` defaults to K^-1/2, outputs in
+    the dtype of v, states in float32 (float64 when q is), `final_state` None unless asked for.
+    `cu_seqlens` (N + 1 offsets in tokens, B = 1) packs N sequences into one row.
+    Keys need unit norm for the eigenvalues to stay in [-1, 1]: pass them normalised, or set
+    `use_qk_l2norm_in_kernel`, which also spares low-precision keys a rounding after normalisation.
+    """
+    _check(q, k, v, beta, g, householders, initial_state, cu_seqlens)
+    if checks.is_checked():
+        _check_values(q, k, v, beta, g, initial_state, use_qk_l2norm_in_kernel)
+    run = pick_backend("delta_rule", backend, q.device, BACKENDS)
+    # Autocast would run the products inside in half precision.
+    with torch.autocast(q.device.type, enabled=False):
+        o, final_state = run(
+            q,
+            k,
+            v,
+            beta,
+            g,
+            initial_state,
+            scale=q.shape[-1] ** -0.5 if scale is None else float(scale),
+            householders=householders,
+            l2norm=use_qk_l2norm_in_kernel,
+            cu_seqlens=cu_seqlens,
+        )
+    return o.to(v.dtype), final_state if output_final_state else None
+
+
+def _check(q, k, v, beta, g, householders, initial_state, cu_seqlens) -> None:
+    op, order = "delta_rule", "Time comes before heads in this library."
+    if not isinstance(householders, int) or householders < 1:
+        raise UserError(f"{op}: householders is {householders!r}, expected a whole number of at least 1.")
+    if q.ndim != 4 or v.ndim != 4:
+        raise UserError(
+            f"{op}: q has shape {tuple(q.shape)} and v {tuple(v.shape)}, expected four axes "
+            f"(batch, time, heads, width). {order}"
+        )
+    checks.check_floating(op, q.device, q=q, k=k, v=v, beta=beta, g=g, initial_state=initial_state)
+    (B, T, H, K), V = q.shape, v.shape[-1]
+    steps = T * householders
+    time = "time" if householders == 1 else f"time * {householders} householders"
+    checks.check_shape(op, "k", k, (B, steps, H, K), f"(batch, {time}, heads, K)", order)
+    checks.check_shape(op, "v", v, (B, steps, H, V), f"(batch, {time}, heads, V)", order)
+    checks.check_shape(op, "beta", beta, (B, steps, H), f"(batch, {time}, heads)", order)
+    if g is not None:
+        checks.check_shape(op, "g", g, (B, T, H), "(batch, time, heads)", order)
+    sequences = B
+    if cu_seqlens is not None:
+        sequences = _check_cu_seqlens(cu_seqlens, B, T)
+    if initial_state is not None:
+        checks.check_shape(op, "initial_state", initial_state, (sequences, H, K, V), "(sequences, heads, K, V)")
+
+
+def _check_cu_seqlens(cu_seqlens: Tensor, B: int, T: int) -> int:
+    op = "delta_rule"
+    if B != 1:
+        raise UserError(f"{op}: packed sequences (cu_seqlens) need batch 1, q has batch {B}. Flatten them into one row.")
+    if cu_seqlens.ndim != 1 or cu_seqlens.is_floating_point() or cu_seqlens.numel() < 2:
+        raise UserError(
+            f"{op}: cu_seqlens has shape {tuple(cu_seqlens.shape)} and dtype {cu_seqlens.dtype}, expected a "
+            f"vector of at least two integer offsets, such as [0, 3, 7]."
+        )
+    # Reading offsets back from a GPU costs a sync, so their values are checked there in checked mode only.
+    if cu_seqlens.device.type == "cpu" or checks.is_checked():
+        bounds = cu_seqlens.tolist()
+        if bounds[0] != 0 or bounds[-1] != T or any(a > b for a, b in zip(bounds[:-1], bounds[1:], strict=True)):
+            raise UserError(f"{op}: cu_seqlens is {bounds}, expected offsets that rise from 0 to time = {T}.")
+    return cu_seqlens.numel() - 1
+
+
+def _check_values(q, k, v, beta, g, initial_state, l2norm) -> None:
+    op = "delta_rule"
+    checks.check_finite(op, q=q, k=k, v=v, initial_state=initial_state)
+    checks.check_range(op, "beta", beta, 0.0, 2.0, "Use sigmoid for [0,1], 2 * sigmoid for [-1,1].")
+    if g is not None:
+        checks.check_range(op, "g", g, -float("inf"), 0.0, "g is the logarithm of a decay in [0, 1].")
+    if not l2norm:
+        slack = 1e-5 if k.dtype in (torch.float32, torch.float64) else 2e-2
+        hint = "Normalise the keys, or set use_qk_l2norm_in_kernel=True."
+        checks.check_range(op, "|k|", k.float().norm(dim=-1), 0.0, 1.0 + slack, hint)
+
+
+__all__ = ["delta_rule"]

@@ -1,0 +1,242 @@
+"""The delta rule in chunks, in plain PyTorch, with a hand-written backward. Runs on any device.
+
+For one chunk of C steps with state S0 entering, rows of Q, K, V, column b, and G the log-decay summed from
+the chunk's start (G = 0 without a gate):
+
+    P = strictly_lower(K K^T o exp(G_i - G_j))      M = I + diag(b) P
+    U = M^-1 diag(b) (V - exp(G) K S0)                                      the values really written
+    O = exp(G) Q S0 + lower(Q K^T o exp(G_i - G_j)) U
+    S1 = exp(G_C) S0 + (exp(G_C - G) K)^T U
+
+b in [0, 2] changes no equation. Only U and S depend on the chunk before, so everything else is computed for
+all chunks at once and the loop over chunks holds two matrix products. Arithmetic is float32 (float64 for
+float64 inputs) at every length: near reflections (b -> 2) errors do not decay, and halves would not do.
+docs/delta_rule.md derives the backward.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from statetrack.ops.delta_rule.layout import DenseLayout, PackedLayout, make_layout
+from statetrack.ops.delta_rule.reference import l2_normalise
+
+
+def delta_rule_chunked(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    g: Tensor | None,
+    state: Tensor | None,
+    *,
+    scale: float,
+    householders: int,
+    l2norm: bool,
+    cu_seqlens: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Same arguments and results as `delta_rule_reference`."""
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    q, k, v, beta = (x.to(dtype) for x in (q, k, v, beta))
+    g = None if g is None else g.to(dtype)
+    state = None if state is None else state.to(dtype)
+    if q.shape[0] == 0 or q.shape[1] == 0:
+        sequences = q.shape[0] if cu_seqlens is None else cu_seqlens.numel() - 1
+        empty = q.new_zeros(sequences, q.shape[2], q.shape[3], v.shape[3])
+        return v.new_zeros(*q.shape[:3], v.shape[3]), empty if state is None else state
+    layout = make_layout(q, cu_seqlens, householders)
+    return _Chunked.apply(q, k, v, beta, g, state, scale, householders, l2norm, layout)
+
+
+@dataclass
+class _Chunk:
+    """What every chunk knows without the state that enters it. Leading axes (chunks, heads) throughout."""
+
+    q: Tensor  # scale q                                    (C, K)
+    k: Tensor  #                                            (C n, K)
+    v: Tensor  #                                            (C n, V)
+    beta: Tensor  #                                         (C n, 1)
+    KK: Tensor  # K K^T o exp(G_i - G_j), lower part valid   (C n, C n)
+    QK: Tensor  # lower(Q K^T o exp(G_i - G_j))              (C, C n)
+    k_in: Tensor  # exp(G) k, what meets the entering state
+    q_in: Tensor  # exp(G) q, the same for queries
+    k_out: Tensor  # exp(G_C - G) k, what reaches the leaving state
+    G: Tensor | None  # (C n, 1)
+    end: Tensor | None  # exp(G_C), the decay of the state   (1, 1)
+
+    @classmethod
+    def make(cls, q, k, v, beta, g, n: int, layout: DenseLayout | PackedLayout) -> "_Chunk":
+        q, k, v, beta = (
+            layout.to_chunks(q),
+            layout.to_chunks(k, n),
+            layout.to_chunks(v, n),
+            layout.to_chunks(beta[..., None], n),
+        )
+        KK, QK = k @ k.mT, q @ k.mT
+        if g is None:
+            return cls(q, k, v, beta, KK, QK.mul_(_readable(QK, n)), k, q, k, None, None)
+        G = layout.to_chunks(g[..., None]).cumsum(-2)
+        G_q, G = G, G.repeat_interleave(n, dim=-2)
+        # exp only where i >= j: above the diagonal the difference is positive and may overflow
+        QK = QK * (G_q - G.mT).masked_fill(_readable(QK, n) == 0, -torch.inf).exp()
+        KK = KK * (G - G.mT).masked_fill(torch.ones_like(KK).triu(1) != 0, -torch.inf).exp()
+        end = G[..., -1:, :]
+        return cls(q, k, v, beta, KK, QK, G.exp() * k, G_q.exp() * q, (end - G).exp() * k, G, end.exp())
+
+
+def _readable(QK: Tensor, n: int) -> Tensor:
+    """Mask (C, C n): token i sees the steps of tokens 0..i, since it is read after its own last step."""
+    tokens = torch.arange(QK.shape[-2], device=QK.device)
+    return (tokens[:, None] >= tokens.repeat_interleave(n)[None, :]).to(QK.dtype)
+
+
+class _Chunked(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, beta, g, state, scale, n, l2norm, layout):
+        ctx.save_for_backward(q, k, v, beta, g)
+        ctx.set_materialize_grads(False)
+        if l2norm:
+            q, k = l2_normalise(q), l2_normalise(k)
+        c = _Chunk.make(scale * q, k, v, beta, g, n, layout)
+        inverse = _unit_lower_inverse(c.beta * c.KK)  # M^-1
+        U = inverse @ (c.beta * c.v)
+        entering, W, final = None, None, None
+        if state is None and layout.steps == 1 and c.k.shape[0] == layout.sequences:  # no state to carry
+            final = c.k_out.mT @ U
+        else:
+            W = inverse @ (c.beta * c.k_in)
+            entering, final = _run_states(c, U, W, state, layout)
+        O = c.QK @ U
+        if entering is not None:
+            O += c.q_in @ entering
+        ctx.saved = (inverse, U, W, entering) if any(ctx.needs_input_grad) else None
+        ctx.options = scale, n, l2norm, layout
+        return layout.from_chunks(O).contiguous(), layout.unsort_states(final)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dO, dS):
+        q, k, v, beta, g = ctx.saved_tensors
+        inverse, U, W, entering = ctx.saved
+        scale, n, l2norm, layout = ctx.options
+        q_n, k_n = (l2_normalise(q), l2_normalise(k)) if l2norm else (q, k)
+        c = _Chunk.make(scale * q_n, k_n, v, beta, g, n, layout)
+        dO = c.v.new_zeros(*c.q.shape[:-1], c.v.shape[-1]) if dO is None else layout.to_chunks(dO)
+
+        dU = c.QK.mT @ dO
+        leaving, dstate = None, None  # gradient of the state leaving each chunk, and of the first one entering
+        if entering is not None:
+            leaving, dstate = _run_state_gradients(c, dO, dU, W, dS, layout)
+        elif dS is not None:
+            leaving = layout.sort_states(dS)
+            dU += c.k_out @ leaving
+        dq, dk, dv, dbeta, dG = _input_gradients(c, inverse, U, dU, dO, entering, leaving, n)
+
+        dq, dk = scale * layout.from_chunks(dq), layout.from_chunks(dk, n)
+        if l2norm:
+            dq, dk = _l2_backward(dq, q, q_n), _l2_backward(dk, k, k_n)
+        dg = None
+        if dG is not None:
+            # G is a running sum, so g_t moves every later G; only a token's first step carries its decay
+            dg = dG.flip(-2).cumsum(-2).flip(-2)[..., ::n, :]
+            dg = layout.from_chunks(dg).squeeze(-1)
+        dbeta = layout.from_chunks(dbeta, n).squeeze(-1)
+        dstate = dstate if ctx.needs_input_grad[5] else None
+        return dq, dk, layout.from_chunks(dv, n), dbeta, dg, dstate, None, None, None, None
+
+
+def _unit_lower_inverse(L: Tensor) -> Tensor:
+    """(I + strictly_lower(L))^-1; the solver reads nothing on or above the diagonal."""
+    eye = torch.eye(L.shape[-1], dtype=L.dtype, device=L.device)
+    return torch.linalg.solve_triangular(L, eye.expand_as(L), upper=False, unitriangular=True)
+
+
+def _run_states(c: _Chunk, U: Tensor, W: Tensor, state: Tensor | None, layout) -> tuple[Tensor, Tensor]:
+    """Loop over chunks: finish U in place, return the state entering every chunk and each sequence's last."""
+    shape = (layout.sequences, U.shape[1], c.k.shape[-1], U.shape[-1])
+    S = U.new_zeros(shape) if state is None else layout.sort_states(state).clone()
+    entering = U.new_empty(U.shape[0], *shape[1:])
+    k_out = c.k_out.mT
+    for start, stop in layout.slices():
+        active = S[: stop - start]
+        entering[start:stop] = active
+        u = U[start:stop]
+        u -= W[start:stop] @ active
+        if c.end is not None:
+            active *= c.end[start:stop]
+        active += k_out[start:stop] @ u
+    return entering, S
+
+
+def _run_state_gradients(c: _Chunk, dO, dU, W, dS, layout) -> tuple[Tensor, Tensor]:
+    """Loop over chunks backwards: finish dU in place, return the gradient of the state leaving every chunk."""
+    direct = c.q_in.mT @ dO  # what O sends straight to the entering state
+    shape = (layout.sequences, *direct.shape[1:])
+    D = direct.new_zeros(shape) if dS is None else layout.sort_states(dS).clone()
+    leaving = torch.empty_like(direct)
+    W = W.mT
+    for start, stop in reversed(layout.slices()):
+        active = D[: stop - start]
+        leaving[start:stop] = active
+        du = dU[start:stop]
+        du += c.k_out[start:stop] @ active
+        if c.end is not None:
+            active *= c.end[start:stop]
+        active += direct[start:stop]
+        active -= W[start:stop] @ du
+    return leaving, layout.unsort_states(D)
+
+
+def _input_gradients(c: _Chunk, inverse, U, dU, dO, entering, leaving, n: int):
+    """Gradients of q, k, v, beta and G of every chunk, once dU and the states around it are known."""
+    X = inverse.mT @ dU  # gradient of diag(b) (V - k_in S0)
+    residual = c.v if entering is None else c.v - c.k_in @ entering
+    dL = (X @ U.mT).tril_(-1).neg_()
+    dbeta = (X * residual).sum(-1, keepdim=True) + (dL * c.KK).sum(-1, keepdim=True)
+    dv = c.beta * X
+    dKK, dQK = dL.mul_(c.beta), dO @ U.mT  # in place: dL is not read again
+
+    dG = None
+    if c.G is None:
+        dQK *= _readable(dQK, n)
+        sym = dKK + dKK.mT
+    else:
+        moved_k, moved_q = dKK * c.KK, dQK * c.QK  # a difference G_i - G_j moves both ends
+        dG = (moved_k.sum(-1) - moved_k.sum(-2) - moved_q.sum(-2)).unsqueeze(-1)
+        dG[..., n - 1 :: n, :] += moved_q.sum(-1, keepdim=True)
+        decay = (c.G - c.G.mT).masked_fill(torch.ones_like(dKK).triu(1) != 0, -torch.inf).exp()
+        dKK *= decay
+        dQK *= decay[..., n - 1 :: n, :] if n == 1 else _token_decay(c.G, n)
+        sym = dKK + dKK.mT
+    dq, dk = dQK @ c.k, sym @ c.k
+    dk.add_(dQK.mT @ c.q)
+    if entering is not None:
+        dk_in, dq_in = dv @ entering.mT, dO @ entering.mT
+        dq += dq_in if c.G is None else dq_in * c.G[..., n - 1 :: n, :].exp()
+        dk -= dk_in if c.G is None else dk_in * c.G.exp()
+        if dG is not None:
+            dG -= (dk_in * c.k_in).sum(-1, keepdim=True)
+            dG[..., n - 1 :: n, :] += (dq_in * c.q_in).sum(-1, keepdim=True)
+    if leaving is not None:
+        dk_out = U @ leaving.mT
+        dk += dk_out if c.G is None else dk_out * (c.G[..., -1:, :] - c.G).exp()
+        if dG is not None:
+            moved = (dk_out * c.k_out).sum(-1, keepdim=True)
+            dG -= moved
+            dG[..., -1:, :] += moved.sum(-2, keepdim=True)
+            if entering is not None:
+                dG[..., -1:, :] += c.end * (leaving * entering).sum((-2, -1), keepdim=True)
+    return dq, dk, dv, dbeta, dG
+
+
+def _token_decay(G: Tensor, n: int) -> Tensor:
+    """exp(G_i - G_j) from step j to the read-out of token i, zero where j is later; (C, C n)."""
+    difference = G[..., n - 1 :: n, :] - G.mT
+    return difference.masked_fill(_readable(difference, n) == 0, -torch.inf).exp()
+
+
+def _l2_backward(dy: Tensor, x: Tensor, y: Tensor, eps: float = 1e-6) -> Tensor:
+    """Gradient of `l2_normalise` at x, where y is its value."""
+    return torch.rsqrt(x.square().sum(-1, keepdim=True) + eps) * (dy - y * (y * dy).sum(-1, keepdim=True))

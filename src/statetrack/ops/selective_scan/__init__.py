@@ -1,0 +1,137 @@
+"""The selective scan of Mamba: a diagonal recurrence, with eigenvalues in [0, 1] or [-1, 1]."""
+
+import torch
+from torch import Tensor
+
+from statetrack.errors import UserError
+from statetrack.ops import checks
+from statetrack.ops.backends import pick_backend
+
+
+def _reference():
+    from statetrack.ops.selective_scan.reference import selective_scan_reference
+
+    return selective_scan_reference
+
+
+def _chunked():
+    from statetrack.ops.selective_scan.chunked import selective_scan_chunked
+
+    return selective_scan_chunked
+
+
+# A backend is a function with the arguments of `selective_scan_reference`. A native CPU backend and a
+# Triton one register here, under "native" and "triton", the names `auto` already prefers.
+BACKENDS = {"reference": _reference, "chunked": _chunked}
+
+
+def selective_scan(
+    u: Tensor,
+    delta: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None = None,
+    z: Tensor | None = None,
+    delta_bias: Tensor | None = None,
+    delta_softplus: bool = False,
+    return_last_state: bool = False,
+    *,
+    eigenvalues: str = "[0,1]",
+    initial_state: Tensor | None = None,
+    backend: str = "auto",
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Apply the selective scan along time. Equation and shapes: `reference.selective_scan_reference`.
+
+    For "[0,1]" the contract is that of mamba-ssm's `selective_scan_fn`: channels before time, outputs in
+    the dtype of u, and (out, last_state) instead of out with `return_last_state`. The last state is
+    float32 (float64 when u is), whatever the dtype of u: pass it on as `initial_state`, with T = 1 for
+    decoding. `eigenvalues="[-1,1]"` replaces exp(delta A) by 2 exp(delta A) - 1 and nothing else.
+    """
+    _check(u, delta, A, B, C, D, z, delta_bias, eigenvalues, initial_state)
+    if checks.is_checked():
+        _check_values(u, delta, A, B, C, D, z, delta_bias, delta_softplus, initial_state)
+    run = pick_backend("selective_scan", backend, u.device, BACKENDS)
+    # Autocast would run the sums over states in half precision.
+    with torch.autocast(u.device.type, enabled=False):
+        out, last_state = run(
+            u,
+            delta,
+            A,
+            B,
+            C,
+            D,
+            z,
+            delta_bias,
+            initial_state,
+            delta_softplus=delta_softplus,
+            eigenvalues=eigenvalues,
+        )
+    out = out.to(u.dtype)
+    return (out, last_state) if return_last_state else out
+
+
+def _check(u, delta, A, B, C, D, z, delta_bias, eigenvalues, initial_state) -> None:
+    op, order = "selective_scan", "Channels come before time here, as in mamba-ssm."
+    checks.check_eigenvalues(op, eigenvalues)
+    if u.ndim != 3 or A.ndim != 2:
+        raise UserError(
+            f"{op}: u has shape {tuple(u.shape)} and A {tuple(A.shape)}, expected (batch, channels, time) and "
+            f"(channels, states). {order}"
+        )
+    for name, tensor in (("A", A), ("B", B), ("C", C)):
+        if tensor.is_complex():
+            raise UserError(f"{op}: {name} is {tensor.dtype}, expected a real tensor. Complex states are not offered.")
+    checks.check_floating(
+        op, u.device, u=u, delta=delta, A=A, B=B, C=C, D=D, z=z, delta_bias=delta_bias, initial_state=initial_state
+    )
+    (batch, channels, T), N = u.shape, A.shape[1]
+    checks.check_shape(op, "delta", delta, (batch, channels, T), "(batch, channels, time)", order)
+    checks.check_shape(op, "A", A, (channels, N), "(channels, states)")
+    _check_weights("B", B, batch, channels, N, T)
+    _check_weights("C", C, batch, channels, N, T)
+    if D is not None:
+        checks.check_shape(op, "D", D, (channels,), "(channels,)")
+    if z is not None:
+        checks.check_shape(op, "z", z, (batch, channels, T), "(batch, channels, time)", order)
+    if delta_bias is not None:
+        checks.check_shape(op, "delta_bias", delta_bias, (channels,), "(channels,)")
+    if initial_state is not None:
+        checks.check_shape(op, "initial_state", initial_state, (batch, channels, N), "(batch, channels, states)")
+
+
+def _check_weights(name: str, weights: Tensor, batch: int, channels: int, N: int, T: int) -> None:
+    """B and C come constant, per time step, or per time step and group."""
+    op = "selective_scan"
+    if weights.ndim == 2:
+        checks.check_shape(op, name, weights, (channels, N), "(channels, states)")
+    elif weights.ndim == 3:
+        checks.check_shape(op, name, weights, (batch, N, T), "(batch, states, time)")
+    elif weights.ndim == 4:
+        groups = weights.shape[1]
+        checks.check_shape(op, name, weights, (batch, groups, N, T), "(batch, groups, states, time)")
+        if groups == 0 or channels % groups:
+            raise UserError(
+                f"{op}: {name} has {groups} groups, expected a number that divides the {channels} channels of u."
+            )
+    else:
+        raise UserError(
+            f"{op}: {name} has shape {tuple(weights.shape)}, expected (channels, states), "
+            f"(batch, states, time) or (batch, groups, states, time)."
+        )
+
+
+def _check_values(u, delta, A, B, C, D, z, delta_bias, delta_softplus, initial_state) -> None:
+    from statetrack.ops.selective_scan.reference import step_sizes
+
+    op = "selective_scan"
+    checks.check_finite(op, u=u, delta=delta, A=A, B=B, C=C, D=D, z=z, initial_state=initial_state)
+    checks.check_finite(op, delta_bias=delta_bias)
+    checks.check_range(op, "A", A, -float("inf"), 0.0, "Mamba uses A = -exp(A_log).")
+    dtype = torch.promote_types(u.dtype, torch.float32)
+    hint = "Set delta_softplus=True, or pass delta through softplus."
+    steps = step_sizes(delta, delta_bias, delta_softplus, dtype)
+    checks.check_range(op, "delta", steps, 0.0, float("inf"), hint)
+
+
+__all__ = ["selective_scan"]

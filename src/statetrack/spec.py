@@ -1,0 +1,128 @@
+"""The run spec: everything that decides what a training run computes, and nothing else.
+
+Where it runs, how often it saves and what it prints are options of `statetrack.run`, not part of the spec:
+they change no metric, so they must not change the run's id.
+"""
+
+import json
+import math
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal
+
+from statetrack.config import from_dict, run_id, to_dict
+from statetrack.errors import UserError
+from statetrack.layers import PRESETS, ModelConfig
+from statetrack.tasks import Task, task
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """AdamW with warm-up, a schedule and clipping. PROTOCOL values of the paper are set by the experiments."""
+
+    steps: int = 1000
+    batch: int = 64
+    lr: float = 1e-3
+    schedule: Literal["constant", "cosine"] = "cosine"
+    warmup: float = 0.1  # fraction of the steps
+    final_lr: float = 1e-6  # where the cosine ends
+    weight_decay: float = 0.1
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    clip: float = 1.0  # largest gradient norm; 0 for no clipping
+    train_lengths: tuple[int, int] | None = None  # shortest and longest; the task's own when None
+    precision: Literal["float32", "bfloat16"] = "float32"  # of the layers; recurrences keep float32
+    log_every: int = 50
+
+
+@dataclass(frozen=True)
+class EvaluationConfig:
+    """Accuracy at many lengths, on sequences fixed by `eval_seed`: the same for every training seed."""
+
+    eval_lengths: tuple[int, ...] | None = None  # the task's own when None
+    eval_samples: int = 1024
+    eval_batch: int = 128
+    eval_every: int = 0  # steps; 0 for the last step only
+    eval_seed: int = 20_241_101
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """One run. Equal specs are the same run."""
+
+    task: Task = field(default_factory=lambda: task("parity-dense"))
+    model: ModelConfig = field(default_factory=lambda: PRESETS["deltanet"])
+    training: TrainingConfig = TrainingConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    seed: int = 0
+
+    def resolved(self) -> "RunSpec":
+        """The spec with the task's defaults written out, checked."""
+        training = replace(self.training, train_lengths=self.training.train_lengths or self.task.train_lengths)
+        lengths = self.evaluation.eval_lengths or self.task.eval_lengths
+        spec = replace(self, training=training, evaluation=replace(self.evaluation, eval_lengths=tuple(lengths)))
+        _check(spec)
+        return spec
+
+    @property
+    def id(self) -> str:
+        return run_id(self.resolved())
+
+    def to_dict(self) -> dict:
+        return to_dict(self.resolved())
+
+    @classmethod
+    def from_dict(cls, data: dict) -> "RunSpec":
+        spec = from_dict(data, KINDS)
+        if not isinstance(spec, cls):
+            raise UserError(f"spec is a {type(spec).__name__}, expected a RunSpec.")
+        return spec.resolved()
+
+    @classmethod
+    def load(cls, path: str | Path) -> "RunSpec":
+        """Read a spec from a JSON file."""
+        try:
+            data = json.loads(Path(path).read_text())
+        except FileNotFoundError:
+            raise UserError(f"{path} does not exist, expected a JSON file with a run spec.") from None
+        except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+            raise UserError(f"{path} is not a readable JSON file: {error}") from None
+        return cls.from_dict(data)
+
+
+def _kinds() -> dict[str, type]:
+    """Every class a spec may name: the spec's own parts, the mixers of the presets, the tasks."""
+    from statetrack.tasks import TASKS
+
+    parts = (RunSpec, TrainingConfig, EvaluationConfig, ModelConfig)
+    mixers = (type(config.mixer) for config in PRESETS.values())
+    return {cls.__name__: cls for cls in (*parts, *mixers, *map(type, TASKS.values()))}
+
+
+KINDS = _kinds()
+
+
+def _check(spec: RunSpec) -> None:
+    t, e = spec.training, spec.evaluation
+    at_least = {"steps": 1, "batch": 1, "log_every": 1, "lr": 0, "weight_decay": 0, "clip": 0, "final_lr": 0, "eps": 0}
+    for name, low in at_least.items():
+        value = getattr(t, name)
+        if not (value >= low and math.isfinite(value)):
+            raise UserError(f"training: {name} is {value}, expected at least {low}.")
+    for name in ("warmup", "beta1", "beta2"):
+        if not 0 <= getattr(t, name) <= 1:
+            raise UserError(f"training: {name} is {getattr(t, name)}, expected a number from 0 to 1.")
+    low, high = t.train_lengths or (1, 1)
+    if not 1 <= low <= high:
+        raise UserError(f"training: train_lengths is {low} {high}, expected the shortest and the longest, from 1 up.")
+    for name, least in (("eval_samples", 1), ("eval_batch", 1), ("eval_every", 0)):
+        if getattr(e, name) < least:
+            raise UserError(f"evaluation: {name} is {getattr(e, name)}, expected at least {least}.")
+    lengths = e.eval_lengths or ()
+    needed = 1 if spec.task.labels == "dense" else 2
+    if len(lengths) < needed or min(lengths) < 1 or list(lengths) != sorted(set(lengths)):
+        raise UserError(
+            f"evaluation: eval_lengths is {' '.join(map(str, lengths)) or 'empty'}, expected at least {needed} "
+            f"rising lengths from 1 up{', the edges of the bins' if needed == 2 else ''}."
+        )

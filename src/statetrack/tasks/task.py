@@ -1,0 +1,59 @@
+"""What a task is: a way to draw sequences with labels. Tasks never see a model."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Generator, Tensor
+
+from statetrack.errors import UserError
+
+IGNORE = -100  # the target of a position that does not count
+
+
+class Batch(NamedTuple):
+    inputs: Tensor  # (B, T), integers below vocab_size
+    targets: Tensor  # (B, T), integers below n_classes, or IGNORE
+
+
+@dataclass(frozen=True)
+class Task:
+    """Sequences of tokens with labels. Randomness enters through `generator`, which also sets the device.
+
+    `labels` says which positions count: "dense" tasks label every position, so one long batch measures all
+    shorter lengths too; "last" tasks label one position per sequence and mix lengths in a batch.
+    """
+
+    labels: ClassVar[Literal["dense", "last"]]
+    train_lengths: ClassVar[tuple[int, int]]  # drawn uniformly, both ends included
+    eval_lengths: ClassVar[tuple[int, ...]]  # where accuracy is reported, or edges of bins for "last"
+
+    @property
+    def vocab_size(self) -> int:
+        raise NotImplementedError  # every task defines these four; this class only states the contract
+
+    @property
+    def n_classes(self) -> int:
+        raise NotImplementedError
+
+    @property
+    def chance(self) -> float:
+        """Accuracy of guessing uniformly among the possible answers."""
+        raise NotImplementedError
+
+    def fill(self, lengths: Tensor, generator: Generator) -> Batch:
+        """One sequence for each length in `lengths` (B,), padded to the longest."""
+        raise NotImplementedError
+
+    def sample(self, batch: int, lengths: tuple[int, int], generator: Generator) -> Batch:
+        """`batch` sequences with lengths uniform in [low, high]."""
+        return self.fill(self.draw_lengths(batch, lengths, generator), generator)
+
+    def draw_lengths(self, batch: int, lengths: tuple[int, int], generator: Generator) -> Tensor:
+        """Lengths (batch,), uniform in [low, high]; dense tasks give a whole batch one length."""
+        low, high = lengths
+        if not 1 <= low <= high:
+            raise UserError(f"{type(self).__name__}: lengths are {low} to {high}, expected 1 <= low <= high.")
+        size = 1 if self.labels == "dense" else batch
+        drawn = torch.randint(low, high + 1, (size,), generator=generator, device=generator.device)
+        return drawn.expand(batch)

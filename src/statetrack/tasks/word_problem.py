@@ -1,0 +1,103 @@
+"""Group word problems (Sec. 5.2): track the product of all elements read so far."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Generator, Tensor
+
+from statetrack.errors import UserError, unknown_name
+from statetrack.tasks.groups import Group, group
+from statetrack.tasks.task import Batch, Task
+
+MOVED = {"swaps": 2, "up-to-3": 3}
+INPUTS = ("all", *MOVED, "generators")
+
+
+@dataclass(frozen=True)
+class WordProblem(Task):
+    """After each element, which element is the product so far (the first one applied first)?
+
+        S3, ids of (0 1 2), (0 2 1), (1 0 2), (1 2 0), (2 0 1), (2 1 0) = 0 .. 5, BOS = 6
+        inputs   6  1  2  2  4
+        targets  6  1  3  1  5
+
+    `inputs` restricts the elements drawn: "swaps" move at most two points, "up-to-3" at most three,
+    "generators" are those the group was given by. With `tokens_per_element` k > 1 every element is followed
+    by k - 1 fillers, and its label comes k - 1 positions late, so the model has k tokens to apply it.
+    """
+
+    group: str = "S5"
+    inputs: Literal["all", "swaps", "up-to-3", "generators"] = "all"
+    tokens_per_element: int = 1
+
+    labels = "dense"
+    train_lengths = (32, 32)
+    eval_lengths = (32, 64, 128, 256)
+
+    def __post_init__(self):
+        if self.tokens_per_element < 1:
+            raise UserError(f"WordProblem: tokens_per_element is {self.tokens_per_element}, expected at least 1.")
+        _allowed(self._group, self.inputs)
+
+    @property
+    def _group(self) -> Group:
+        return group(self.group)
+
+    @property
+    def filler(self) -> int:
+        """The token between elements; unused when every token is an element."""
+        return self._group.order
+
+    @property
+    def bos(self) -> int:
+        """The token every sequence begins with; its label is itself."""
+        return self._group.order + (self.tokens_per_element > 1)
+
+    @property
+    def vocab_size(self) -> int:
+        return self.bos + 1
+
+    @property
+    def n_classes(self) -> int:
+        return self.bos + 1
+
+    @property
+    def chance(self) -> float:
+        return 1 / self._group.order
+
+    def fill(self, lengths: Tensor, generator: Generator) -> Batch:
+        """Sequences (B, 1 + T): BOS, then T tokens. All lengths are equal, as every position is labelled."""
+        B, T, k = lengths.numel(), int(lengths[0]), self.tokens_per_element
+        allowed = torch.from_numpy(_allowed(self._group, self.inputs)).to(generator.device)
+        drawn = torch.randint(len(allowed), (B, -(-T // k)), generator=generator, device=generator.device)
+        return self.label(allowed[drawn], T)
+
+    def label(self, elements: Tensor, T: int) -> Batch:
+        """The batch of T tokens whose elements are given, (B, ceil(T / k))."""
+        k, B = self.tokens_per_element, elements.shape[0]
+        products = self._group.prefix_products(elements)
+        inputs = torch.full((B, elements.shape[1], k), self.filler, device=elements.device)
+        inputs[:, :, 0] = elements
+        inputs = inputs.flatten(1)[:, :T]
+        # position i shows the product of the elements at positions <= i - (k - 1)
+        held = products.repeat_interleave(k, dim=1)
+        targets = torch.cat([torch.zeros_like(held[:, : k - 1]), held], dim=1)[:, :T]
+        bos = torch.full((B, 1), self.bos, device=elements.device)
+        return Batch(torch.cat([bos, inputs], 1), torch.cat([bos, targets], 1))
+
+
+def _allowed(of: Group, inputs: str) -> np.ndarray:
+    """The elements that may be drawn."""
+    if inputs == "all":
+        return np.arange(of.order)
+    if inputs == "generators":
+        if of.generators is None:
+            raise UserError(f'WordProblem: inputs is "generators", but {of.name} was not given by generators.')
+        return np.array(of.generators)
+    if inputs not in MOVED:
+        raise unknown_name("WordProblem: inputs", inputs, INPUTS)
+    if of.moved is None:
+        raise UserError(f"WordProblem: inputs is {inputs!r}, but the elements of {of.name} move no points.")
+    return np.flatnonzero(of.moved <= MOVED[inputs])

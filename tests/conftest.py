@@ -1,0 +1,23 @@
+"""Settings every test shares."""
+
+import os
+
+import hypothesis
+import torch
+
+# Two test workers on two cores: one thread each, or they fight.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+torch.set_num_threads(1)
+
+# The same examples in every run: a red test can be repeated.
+hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=25)
+hypothesis.settings.load_profile("repeatable")
+
+
+def pytest_collection_modifyitems(items):
+    import pytest
+
+    if not torch.cuda.is_available():
+        for item in items:
+            if "gpu" in item.keywords:
+                item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
