@@ -1,4 +1,4 @@
-"""Configurations are frozen dataclasses; this file turns them into JSON and back, and names them by their content."""
+"""Configurations are frozen dataclasses: here they become JSON and back, and get a name by their content."""
 
 import dataclasses
 import json
@@ -11,7 +11,7 @@ from statetrack.errors import UserError, unknown_name
 
 
 def to_dict(config: Any) -> dict:
-    """Nested dataclass -> plain dict. Each level names its class, so two mixers with the same fields differ."""
+    """Nested dataclass -> plain dict. Each level names its class, so equal fields of two mixers differ."""
     fields = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
     return {"kind": type(config).__name__} | {name: _plain(value) for name, value in fields.items()}
 
@@ -47,7 +47,7 @@ def from_dict(data: Any, kinds: dict[str, type], where: str = "spec") -> Any:
 
 
 def _read(value: Any, hint: Any, kinds: dict[str, type], where: str) -> Any:
-    """`value` as the type hint wants it: dataclasses from objects, tuples from lists, everything else checked."""
+    """`value` as the type hint wants it: dataclasses from objects, tuples from lists, the rest checked."""
     if isinstance(value, dict):
         return from_dict(value, kinds, where)
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)

@@ -34,7 +34,7 @@ class DamagedFile(Exception):
 
 
 def write_atomically(path: Path, chunks: Iterable[bytes]) -> None:
-    """Write beside `path`, flush to disk, then rename: a reader sees the old file or the new one, never a part."""
+    """Write beside `path`, flush to disk, rename: a reader sees the old file or the new one, never a part."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")

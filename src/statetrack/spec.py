@@ -10,15 +10,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
+import torch
+
 from statetrack.config import from_dict, run_id, to_dict
 from statetrack.errors import UserError
-from statetrack.layers import PRESETS, ModelConfig
+from statetrack.layers import PRESETS, Model, ModelConfig
 from statetrack.tasks import Task, task
 
 
 @dataclass(frozen=True)
 class TrainingConfig:
-    """AdamW with warm-up, a schedule and clipping. PROTOCOL values of the paper are set by the experiments."""
+    """AdamW with warm-up, a schedule and clipping. Defaults suit a laptop; experiments set the paper's."""
 
     steps: int = 1000
     batch: int = 64
@@ -59,9 +61,13 @@ class RunSpec:
 
     def resolved(self) -> "RunSpec":
         """The spec with the task's defaults written out, checked."""
-        training = replace(self.training, train_lengths=self.training.train_lengths or self.task.train_lengths)
+        training = replace(
+            self.training, train_lengths=self.training.train_lengths or self.task.train_lengths
+        )
         lengths = self.evaluation.eval_lengths or self.task.eval_lengths
-        spec = replace(self, training=training, evaluation=replace(self.evaluation, eval_lengths=tuple(lengths)))
+        spec = replace(
+            self, training=training, evaluation=replace(self.evaluation, eval_lengths=tuple(lengths))
+        )
         _check(spec)
         return spec
 
@@ -105,7 +111,16 @@ KINDS = _kinds()
 
 def _check(spec: RunSpec) -> None:
     t, e = spec.training, spec.evaluation
-    at_least = {"steps": 1, "batch": 1, "log_every": 1, "lr": 0, "weight_decay": 0, "clip": 0, "final_lr": 0, "eps": 0}
+    at_least = {
+        "steps": 1,
+        "batch": 1,
+        "log_every": 1,
+        "lr": 0,
+        "weight_decay": 0,
+        "clip": 0,
+        "final_lr": 0,
+        "eps": 0,
+    }
     for name, low in at_least.items():
         value = getattr(t, name)
         if not (value >= low and math.isfinite(value)):
@@ -113,16 +128,21 @@ def _check(spec: RunSpec) -> None:
     for name in ("warmup", "beta1", "beta2"):
         if not 0 <= getattr(t, name) <= 1:
             raise UserError(f"training: {name} is {getattr(t, name)}, expected a number from 0 to 1.")
-    low, high = t.train_lengths or (1, 1)
-    if not 1 <= low <= high:
-        raise UserError(f"training: train_lengths is {low} {high}, expected the shortest and the longest, from 1 up.")
+    shortest, (low, high) = spec.task.shortest, t.train_lengths or (1, 1)
+    if not shortest <= low <= high:
+        raise UserError(
+            f"training: train_lengths is {low} {high}, expected shortest and longest, from {shortest} up."
+        )
     for name, least in (("eval_samples", 1), ("eval_batch", 1), ("eval_every", 0)):
         if getattr(e, name) < least:
             raise UserError(f"evaluation: {name} is {getattr(e, name)}, expected at least {least}.")
     lengths = e.eval_lengths or ()
     needed = 1 if spec.task.labels == "dense" else 2
-    if len(lengths) < needed or min(lengths) < 1 or list(lengths) != sorted(set(lengths)):
+    if len(lengths) < needed or min(lengths) < shortest or list(lengths) != sorted(set(lengths)):
         raise UserError(
-            f"evaluation: eval_lengths is {' '.join(map(str, lengths)) or 'empty'}, expected at least {needed} "
-            f"rising lengths from 1 up{', the edges of the bins' if needed == 2 else ''}."
+            f"evaluation: eval_lengths is {' '.join(map(str, lengths)) or 'empty'}, expected at least "
+            f"{needed} rising lengths from {shortest} up{', the edges of the bins' if needed == 2 else ''}."
         )
+    # Widths that do not fit are the layers' to refuse; on the meta device that costs no memory.
+    with torch.device("meta"):
+        Model(spec.model, spec.task.vocab_size, spec.task.n_classes)

@@ -16,7 +16,9 @@ from statetrack.ops.delta_rule.layout import DenseLayout, PackedLayout, chunk_le
 NAMES = ("q", "k", "v", "beta", "g", "initial_state")
 
 
-def random_inputs(B=2, T=7, H=2, K=5, V=3, n=1, *, gate=False, state=False, sequences=None, beta=None, seed=0):
+def random_inputs(
+    B=2, T=7, H=2, K=5, V=3, n=1, *, gate=False, state=False, sequences=None, beta=None, seed=0
+):
     """Inputs by name, float64, unit keys; `beta` is a number, a pair (low, high) or None for U(0, 2)."""
     generator = torch.Generator().manual_seed(seed)
 
@@ -52,7 +54,11 @@ def run(inputs, backend, dtype=torch.float64, **options):
 def assert_same(actual, expected, rtol, atol):
     for name, value in expected.items():
         torch.testing.assert_close(
-            actual[name].double(), value.double(), rtol=rtol, atol=atol, msg=lambda m, name=name: f"{name}: {m}"
+            actual[name].double(),
+            value.double(),
+            rtol=rtol,
+            atol=atol,
+            msg=lambda m, name=name: f"{name}: {m}",
         )
 
 
@@ -84,7 +90,9 @@ def test_chunked_matches_reference_in_float32_at_odd_widths(width):
     assert_same(run(inputs, "chunked", torch.float32), expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("bounds", [[0, 40], [0, 1, 2, 3], [0, 0, 5, 5, 38, 40], [0, 33, 33], [0, 70, 70, 71]])
+@pytest.mark.parametrize(
+    "bounds", [[0, 40], [0, 1, 2, 3], [0, 0, 5, 5, 38, 40], [0, 33, 33], [0, 70, 70, 71]]
+)
 @pytest.mark.parametrize(("given_inputs", "options"), OPTIONS)
 def test_packed_sequences_match_reference(bounds, given_inputs, options):
     inputs = random_inputs(B=1, T=bounds[-1], sequences=len(bounds) - 1, **given_inputs)
@@ -211,14 +219,18 @@ def test_states_of_the_positive_range_converge_on_a_repeated_letter():
     """Theorem 1: with beta <= 1 the state on 1^k settles, so 1^k and 1^(k+1) end up indistinguishable."""
     for beta in (0.01, 0.5, 0.999, 1.0):
         inputs = random_inputs(B=1, T=1, H=1, K=8, V=4, beta=beta, state=True)
-        repeated = {name: x.expand(-1, 5000, *x.shape[2:]) for name, x in inputs.items() if name != "initial_state"}
+        repeated = {
+            name: x.expand(-1, 5000, *x.shape[2:]) for name, x in inputs.items() if name != "initial_state"
+        }
         o, _ = delta_rule(**repeated, initial_state=inputs["initial_state"])
         torch.testing.assert_close(o[:, -1], o[:, -2], rtol=0, atol=1e-12)
 
 
 def test_states_of_the_extended_range_alternate_on_a_repeated_letter():
     inputs = random_inputs(B=1, T=1, H=1, K=8, V=4, beta=2.0, state=True)
-    repeated = {name: x.expand(-1, 5000, *x.shape[2:]) for name, x in inputs.items() if name != "initial_state"}
+    repeated = {
+        name: x.expand(-1, 5000, *x.shape[2:]) for name, x in inputs.items() if name != "initial_state"
+    }
     o, _ = delta_rule(**repeated, initial_state=inputs["initial_state"])
     torch.testing.assert_close(o[:, -1], o[:, -3], rtol=0, atol=1e-9)
     assert (o[:, -1] - o[:, -2]).abs().max() > 0.1
@@ -277,7 +289,11 @@ def test_layouts_invert_themselves():
 
 
 ERRORS = [
-    ({"beta": torch.rand(2, 2, 7)}, {}, r"beta has shape \(2, 2, 7\), expected \(batch, time, heads\) = \(2, 7, 2\)"),
+    (
+        {"beta": torch.rand(2, 2, 7)},
+        {},
+        r"beta has shape \(2, 2, 7\), expected \(batch, time, heads\) = \(2, 7, 2\)",
+    ),
     ({"k": torch.rand(2, 7, 2, 4)}, {}, r"k has shape .* expected .* = \(2, 7, 2, 5\)"),
     ({"q": torch.rand(2, 7, 5)}, {}, "expected four axes"),
     ({"q": torch.ones(2, 7, 2, 5, dtype=torch.long)}, {}, "q is torch.int64, expected a floating-point"),

@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from statetrack.layers.mixer import Mixer
+from statetrack.layers.mixer import Mixer, at_least_float32
 from statetrack.ops.checks import check_eigenvalues
 
 
@@ -22,7 +22,7 @@ class DenseTransitionConfig:
 
 
 class DenseTransition(Mixer):
-    """H_t = A(x_t) H_{t-1}, H_0 = I; the flattened state is projected onto the unit ball and decoded linearly.
+    """H_t = A(x_t) H_{t-1}, H_0 = I; the flat state is projected onto the unit ball and decoded linearly.
 
     A(x) = I + W x: a free table over the letters once d_model is at least the size of the alphabet.
     """
@@ -38,7 +38,7 @@ class DenseTransition(Mixer):
 
     def forward(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
         A = self._transitions(x)
-        H = torch.eye(self.size, device=x.device).expand(x.shape[0], -1, -1) if state is None else state
+        H = torch.eye(self.size).to(A).expand(x.shape[0], -1, -1) if state is None else state
         states = []
         for A_t in A.unbind(1):
             H = A_t @ H
@@ -48,8 +48,8 @@ class DenseTransition(Mixer):
         return self.to_out(flat), H
 
     def _transitions(self, x: Tensor) -> Tensor:
-        eye = torch.eye(self.size, device=x.device)
-        return eye + self.to_transition(x).float().unflatten(-1, (self.size, self.size))
+        change = at_least_float32(self.to_transition(x)).unflatten(-1, (self.size, self.size))
+        return change + torch.eye(self.size).to(change)
 
     @torch.no_grad()
     def transition_eigenvalues(self, x: Tensor) -> Tensor:
@@ -78,14 +78,14 @@ class DiagonalToy(Mixer):
         self.to_b = nn.Linear(d_model, d_model, bias=False)
 
     def forward(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        a, b = self._a(x), self.to_b(x).float()
+        a, b = self._a(x), at_least_float32(self.to_b(x))
         h = torch.zeros_like(b[:, 0]) if state is None else state
         b = torch.cat([b[:, :1] + (a[:, 0] * h)[:, None], b[:, 1:]], dim=1)
         h = _diagonal_scan(a, b)
         return h.to(x.dtype), h[:, -1]
 
     def _a(self, x: Tensor) -> Tensor:
-        return self.squash(10 * self.to_a(x).float())
+        return self.squash(10 * at_least_float32(self.to_a(x)))
 
     @torch.no_grad()
     def transition_eigenvalues(self, x: Tensor) -> Tensor:

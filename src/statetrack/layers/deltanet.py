@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from statetrack.errors import UserError, unknown_name
 from statetrack.layers.convolution import ShortConvolution
-from statetrack.layers.mixer import Mixer, divide, log_uniform_steps, no_weight_decay
+from statetrack.layers.mixer import Mixer, at_least_float32, divide, log_uniform_steps, no_weight_decay
 from statetrack.ops import delta_rule
 from statetrack.ops.checks import check_eigenvalues
 from statetrack.ops.delta_rule.reference import l2_normalise
@@ -41,7 +41,7 @@ class DeltaNetState(NamedTuple):
 
 
 class DeltaNet(Mixer):
-    """S_t = (I - beta_t k_t k_t^T) S_{t-1} + beta_t k_t v_t^T,  o_t = S_t^T q_t / sqrt(K), ||q_t|| = ||k_t|| = 1."""
+    """S_t = (I - beta_t k_t k_t^T) S_{t-1} + beta_t k_t v_t^T,  o_t = S_t^T q_t / sqrt(K), ||k_t|| = 1."""
 
     def __init__(self, config: DeltaNetConfig, d_model: int):
         super().__init__()
@@ -66,7 +66,9 @@ class DeltaNet(Mixer):
         self.convolutions = None
         if config.convolution:
             widths = (keys, n * keys, n * values)
-            self.convolutions = nn.ModuleList(ShortConvolution(c, config.convolution, bias=False) for c in widths)
+            self.convolutions = nn.ModuleList(
+                ShortConvolution(c, config.convolution, bias=False) for c in widths
+            )
         if config.gated:
             self.to_decay = nn.Linear(d_model, self.heads, bias=False)
             self.A_log = no_weight_decay(nn.Parameter(torch.empty(self.heads).uniform_(1e-3, 16).log()))
@@ -92,20 +94,18 @@ class DeltaNet(Mixer):
             use_qk_l2norm_in_kernel=True,  # ||k|| = 1, or the norm bound fails
         )
         assert S is not None
-        o = self.norm(o).flatten(-2)
+        o = self.norm(at_least_float32(o)).flatten(-2)
         if self.output_gate is not None:
             o = o * F.silu(self.output_gate(x))
         return self.to_out(o), DeltaNetState(S, convolution)
 
     def _controls(self, x: Tensor, state: DeltaNetState | None):
-        """What the recurrence is driven by: q (B, T, H, K); k, v (B, T n, H, .); beta (B, T n, H); g (B, T, H)."""
+        """What drives the recurrence: q (B, T, H, K); k, v (B, T n, H, .); beta (B, T n, H); g (B, T, H)."""
         q, k, v = self.to_q(x), self.to_k(x), self.to_v(x)
         convolution = None
         if self.convolutions is not None:
             past = (None, None, None) if state is None or state.convolution is None else state.convolution
-            filtered = [
-                f(y.mT, p) for f, y, p in zip(self.convolutions, (q, k, v), past, strict=True)
-            ]
+            filtered = [f(y.mT, p) for f, y, p in zip(self.convolutions, (q, k, v), past, strict=True)]
             q, k, v = (y.mT for y, _ in filtered)
             convolution = tuple(p for _, p in filtered)
         activation = ACTIVATIONS[self.config.qk_activation]
@@ -114,18 +114,18 @@ class DeltaNet(Mixer):
         q = q.unflatten(-1, (self.heads, self.K))
         k = k.unflatten(-1, (-1, self.heads, self.K)).flatten(1, 2)
         v = v.unflatten(-1, (-1, self.heads, self.V)).flatten(1, 2)
-        beta = self.beta_max * torch.sigmoid(self.to_beta(x).float())
+        beta = self.beta_max * torch.sigmoid(at_least_float32(self.to_beta(x)))
         beta = beta.unflatten(-1, (-1, self.heads)).flatten(1, 2)
         g = None
         if self.config.gated:
-            g = -self.A_log.float().exp() * F.softplus(self.to_decay(x).float() + self.decay_bias)
+            g = -self.A_log.exp() * F.softplus(at_least_float32(self.to_decay(x)) + self.decay_bias)
         return q, k, v, beta, g, convolution
 
     @torch.no_grad()
     def transition_eigenvalues(self, x: Tensor) -> Tensor:
         """(B, T, H, K): 1 - beta once and 1 elsewhere, times the decay; complex for two factors and more."""
         _, k, _, beta, g, _ = self._controls(x, None)
-        k = l2_normalise(k.float())
+        k = l2_normalise(at_least_float32(k))
         decay = torch.ones_like(x[..., :1]) if g is None else g.exp()
         n = self.config.householders
         if n == 1:
@@ -133,7 +133,7 @@ class DeltaNet(Mixer):
             spectrum[..., 0] = 1 - beta * k.square().sum(-1)
             return spectrum * decay[..., None]
         k, beta = k.unflatten(1, (-1, n)), beta.unflatten(1, (-1, n))
-        A = torch.eye(self.K, device=x.device)
+        A = torch.eye(self.K, device=x.device, dtype=k.dtype)
         for i in range(n):
             A = A - beta[:, :, i, :, None, None] * k[:, :, i, :, :, None] * (k[:, :, i, :, None, :] @ A)
         return torch.linalg.eigvals(A) * decay[..., None]

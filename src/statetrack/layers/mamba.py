@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from statetrack.layers.convolution import ShortConvolution
-from statetrack.layers.mixer import Mixer, log_uniform_steps, no_weight_decay
+from statetrack.layers.mixer import Mixer, at_least_float32, log_uniform_steps, no_weight_decay
 from statetrack.ops import selective_scan
 from statetrack.ops.checks import check_eigenvalues
 
@@ -34,7 +34,7 @@ class MambaState(NamedTuple):
 
 
 class Mamba(Mixer):
-    """h_t = a_t h_{t-1} + Delta_t B_t u_t,  y_t = C_t h_t + D u_t, with a = exp(Delta A) or 2 exp(Delta A) - 1.
+    """h_t = a_t h_{t-1} + Delta_t B_t u_t,  y_t = C_t h_t + D u_t, a = exp(Delta A) or 2 exp(Delta A) - 1.
 
     Parameters are named as in mamba-ssm and transformers, so weights can be copied across.
     """
@@ -66,9 +66,9 @@ class Mamba(Mixer):
             self._A(),
             B,
             C,
-            self.D.float(),
+            self.D,
             z,
-            delta_bias=self.dt_proj.bias.float(),
+            delta_bias=self.dt_proj.bias,
             delta_softplus=True,
             return_last_state=True,
             eigenvalues=self.config.eigenvalues,
@@ -77,7 +77,7 @@ class Mamba(Mixer):
         return self.out_proj(y.mT), MambaState(h, convolution)
 
     def _A(self) -> Tensor:
-        return -self.A_log.float().exp()
+        return -self.A_log.exp()
 
     def _controls(self, x: Tensor, state: MambaState | None):
         """What the scan is driven by: u, z, delta (B, D, T), delta without its bias; B, C (B, N, T)."""
@@ -90,6 +90,6 @@ class Mamba(Mixer):
     @torch.no_grad()
     def transition_eigenvalues(self, x: Tensor) -> Tensor:
         """(B, T, D, N): the diagonal of A(x_t), channel by channel."""
-        delta = F.softplus(self._controls(x, None)[2].float().mT + self.dt_proj.bias.float())
+        delta = F.softplus(at_least_float32(self._controls(x, None)[2]).mT + self.dt_proj.bias)
         a = torch.exp(delta[..., None] * self._A())
         return a if self.config.eigenvalues == "[0,1]" else 2 * a - 1

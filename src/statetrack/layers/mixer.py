@@ -1,5 +1,6 @@
 """What every mixer has in common: the layer that carries information along time."""
 
+import math
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -41,6 +42,11 @@ def divide(where: str, total: int, parts: int, what: str) -> int:
     return total // parts
 
 
+def at_least_float32(x: Tensor) -> Tensor:
+    """Halves as float32, the rest as it is: what drives a recurrence must not be rounded to bfloat16."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 def no_weight_decay(parameter: nn.Parameter) -> nn.Parameter:
     """Mark a parameter that the optimiser must not decay, such as A_log."""
     parameter.no_weight_decay = True  # type: ignore[attr-defined]
@@ -54,5 +60,5 @@ def inverse_softplus(y: Tensor) -> Tensor:
 
 def log_uniform_steps(n: int, low: float = 1e-3, high: float = 0.1, floor: float = 1e-4) -> Tensor:
     """n step sizes, log-uniform in [low, high], as biases in front of a softplus (Gu and Dao 2023)."""
-    log_low, log_high = torch.log(torch.tensor([low, high]))
-    return inverse_softplus(torch.exp(torch.empty(n).uniform_(log_low, log_high)).clamp(min=floor))
+    steps = torch.exp(torch.empty(n).uniform_(math.log(low), math.log(high)))
+    return inverse_softplus(steps.clamp(min=floor))

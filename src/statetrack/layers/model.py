@@ -46,7 +46,7 @@ class SwiGLU(nn.Module):
 
 
 class Block(nn.Module):
-    """x + mixer(norm(x)), then x + mlp(norm(x)) where there is one; without the residual when configured so."""
+    """x + mixer(norm(x)), then x + mlp(norm(x)) where there is one; the residual can be left out."""
 
     def __init__(self, config: ModelConfig):
         super().__init__()
@@ -94,6 +94,7 @@ class Model(nn.Module):
         """Per layer, the spectrum of the transitions it uses on these tokens (see `Mixer`)."""
         x, spectra = self.embedding(tokens), []
         for block in self.blocks:
+            assert isinstance(block, Block)
             spectra.append(block.mixer.transition_eigenvalues(block.mixer_norm(x)))
             x, _ = block(x)
         return spectra
@@ -108,7 +109,9 @@ def _check(config: ModelConfig, vocab_size: int, n_classes: int) -> None:
         if value < 1:
             raise UserError(f"Model: {name} is {value}, expected at least 1.")
     if vocab_size < 1 or n_classes < 1:
-        raise UserError(f"Model: vocab_size is {vocab_size} and n_classes {n_classes}, expected at least 1 each.")
+        raise UserError(
+            f"Model: vocab_size is {vocab_size} and n_classes {n_classes}, expected at least 1 each."
+        )
     if config.mlp_ratio < 0:
         raise UserError(f"Model: mlp_ratio is {config.mlp_ratio}, expected 0 (no MLP) or more.")
     if config.norm not in (*NORMS, "none"):

@@ -35,8 +35,10 @@ def model_config(name: str, **changes: Any) -> ModelConfig:
         if not hasattr(config.mixer, key):
             raise unknown_name(f"{name}: option", key, [*vars(config), *vars(config.mixer)])
     if "mixer" in of_backbone and of_mixer:
-        raise UserError(f"{name}: give either a whole mixer or single options of it ({', '.join(of_mixer)}), not both.")
-    mixer = of_backbone.pop("mixer", None) or replace(config.mixer, **of_mixer)
+        raise UserError(
+            f"{name}: give either a whole mixer or single options of it ({', '.join(of_mixer)}), not both."
+        )
+    mixer = of_backbone.pop("mixer", None) or replace(config.mixer, **of_mixer)  # type: ignore[type-var]
     return replace(config, mixer=mixer, **of_backbone)
 
 

@@ -1,4 +1,4 @@
-"""Checks on the inputs of an op. Shapes are always checked; values only in checked mode (they cost a sync)."""
+"""Checks on the inputs of an op. Shapes are always checked; values, which cost a sync, in checked mode."""
 
 import os
 from collections.abc import Iterator
@@ -31,11 +31,14 @@ def is_checked() -> bool:
     return os.environ.get("STATETRACK_CHECKED", "0") not in ("", "0") if on is None else on
 
 
-def check_shape(op: str, name: str, tensor: Tensor, expected: tuple[int, ...], meaning: str, hint: str = "") -> None:
+def check_shape(
+    op: str, name: str, tensor: Tensor, expected: tuple[int, ...], meaning: str, hint: str = ""
+) -> None:
     """Refuse a tensor of another shape, naming both shapes and what the axes mean."""
     if tuple(tensor.shape) != expected:
         raise UserError(
-            f"{op}: {name} has shape {tuple(tensor.shape)}, expected {meaning} = {expected}.{hint and ' ' + hint}"
+            f"{op}: {name} has shape {tuple(tensor.shape)}, expected {meaning} = {expected}."
+            f"{hint and ' ' + hint}"
         )
 
 
@@ -72,5 +75,5 @@ def check_eigenvalues(where: str, eigenvalues: str) -> None:
     """Refuse anything but the two ranges the paper compares."""
     if eigenvalues not in EIGENVALUES:
         raise UserError(
-            f'{where}: eigenvalues is {eigenvalues!r}, expected "[0,1]" or "[-1,1]" (no spaces, quoted in a shell).'
+            f'{where}: eigenvalues is {eigenvalues!r}, expected "[0,1]" or "[-1,1]", quoted in a shell.'
         )

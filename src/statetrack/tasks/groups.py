@@ -64,7 +64,7 @@ def group(name: str) -> Group:
     if re.fullmatch(r"[\d\s,;]+", name):
         return _generate(name, _parse_generators(name))
     raise UserError(
-        f"group {name!r} is not known. Give S5, A5, Z60 (any number), or the images of permutation generators "
+        f"group {name!r} is not known. Give S5, A5, Z60 (any number), or images of permutation generators "
         'separated by semicolons, such as "1 0 2; 1 2 0".'
     )
 
@@ -101,7 +101,7 @@ def _from_permutations(name: str, elements: np.ndarray, generators: tuple[int, .
     """The table of lexicographically sorted permutations: (b o a)(i) = b(a(i))."""
 
     def words(p: np.ndarray) -> np.ndarray:
-        """One byte string per permutation, in the same order; big-endian and from 1, as NUL bytes end strings."""
+        """One byte string per permutation, in the same order; from 1, because NUL bytes end strings."""
         return np.ascontiguousarray(p + 1, dtype=">u2").view(f"S{2 * p.shape[1]}").ravel()
 
     sorted_words = words(elements)
@@ -112,7 +112,9 @@ def _from_permutations(name: str, elements: np.ndarray, generators: tuple[int, .
 
 def _check_order(name: str, order: int) -> None:
     if order > LARGEST:
-        raise UserError(f"group {name!r} has more than {LARGEST} elements; as many classes cannot be learned.")
+        raise UserError(
+            f"group {name!r} has more than {LARGEST} elements; as many classes cannot be learned."
+        )
 
 
 def _is_even(permutation: np.ndarray) -> bool:

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor
 
-from statetrack.errors import UserError
 from statetrack.tasks.task import IGNORE, Batch, Task
 
 PAD, BIT0 = 0, 1
@@ -27,6 +26,7 @@ class Parity(Task):
     labels = "last"
     train_lengths = (3, 40)
     eval_lengths = (40, 64, 96, 128, 192, 256)
+    shortest = 2  # one bit and its answer
 
     @property
     def vocab_size(self) -> int:
@@ -42,8 +42,6 @@ class Parity(Task):
 
     def fill(self, lengths: Tensor, generator: Generator) -> Batch:
         longest = int(lengths.max()) - 1
-        if int(lengths.min()) < 2:
-            raise UserError(f"Parity: a length is {int(lengths.min())}, expected at least 2: one bit and its answer.")
         shape = (lengths.numel(), longest)
         bits = torch.randint(2, shape, generator=generator, device=generator.device)
         position = torch.arange(longest, device=generator.device)

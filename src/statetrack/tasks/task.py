@@ -27,6 +27,7 @@ class Task:
     labels: ClassVar[Literal["dense", "last"]]
     train_lengths: ClassVar[tuple[int, int]]  # drawn uniformly, both ends included
     eval_lengths: ClassVar[tuple[int, ...]]  # where accuracy is reported, or edges of bins for "last"
+    shortest: ClassVar[int] = 1
 
     @property
     def vocab_size(self) -> int:
@@ -52,8 +53,11 @@ class Task:
     def draw_lengths(self, batch: int, lengths: tuple[int, int], generator: Generator) -> Tensor:
         """Lengths (batch,), uniform in [low, high]; dense tasks give a whole batch one length."""
         low, high = lengths
-        if not 1 <= low <= high:
-            raise UserError(f"{type(self).__name__}: lengths are {low} to {high}, expected 1 <= low <= high.")
+        if not self.shortest <= low <= high:
+            raise UserError(
+                f"{type(self).__name__}: lengths are {low} to {high}, expected "
+                f"{self.shortest} <= low <= high."
+            )
         size = 1 if self.labels == "dense" else batch
         drawn = torch.randint(low, high + 1, (size,), generator=generator, device=generator.device)
         return drawn.expand(batch)

@@ -38,7 +38,9 @@ class WordProblem(Task):
 
     def __post_init__(self):
         if self.tokens_per_element < 1:
-            raise UserError(f"WordProblem: tokens_per_element is {self.tokens_per_element}, expected at least 1.")
+            raise UserError(
+                f"WordProblem: tokens_per_element is {self.tokens_per_element}, expected at least 1."
+            )
         _allowed(self._group, self.inputs)
 
     @property
@@ -94,7 +96,9 @@ def _allowed(of: Group, inputs: str) -> np.ndarray:
         return np.arange(of.order)
     if inputs == "generators":
         if of.generators is None:
-            raise UserError(f'WordProblem: inputs is "generators", but {of.name} was not given by generators.')
+            raise UserError(
+                f'WordProblem: inputs is "generators", but {of.name} was not given by generators.'
+            )
         return np.array(of.generators)
     if inputs not in MOVED:
         raise unknown_name("WordProblem: inputs", inputs, INPUTS)

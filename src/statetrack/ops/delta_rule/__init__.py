@@ -1,5 +1,7 @@
 """The delta rule: products of generalised Householder matrices, with eigenvalues in [-1, 1]."""
 
+import itertools
+
 import torch
 from torch import Tensor
 
@@ -91,13 +93,17 @@ def _check(q, k, v, beta, g, householders, initial_state, cu_seqlens) -> None:
     if cu_seqlens is not None:
         sequences = _check_cu_seqlens(cu_seqlens, B, T)
     if initial_state is not None:
-        checks.check_shape(op, "initial_state", initial_state, (sequences, H, K, V), "(sequences, heads, K, V)")
+        checks.check_shape(
+            op, "initial_state", initial_state, (sequences, H, K, V), "(sequences, heads, K, V)"
+        )
 
 
 def _check_cu_seqlens(cu_seqlens: Tensor, B: int, T: int) -> int:
     op = "delta_rule"
     if B != 1:
-        raise UserError(f"{op}: packed sequences (cu_seqlens) need batch 1, q has batch {B}. Flatten them into one row.")
+        raise UserError(
+            f"{op}: packed sequences (cu_seqlens) need batch 1, q has batch {B}. Flatten them into one row."
+        )
     if cu_seqlens.ndim != 1 or cu_seqlens.is_floating_point() or cu_seqlens.numel() < 2:
         raise UserError(
             f"{op}: cu_seqlens has shape {tuple(cu_seqlens.shape)} and dtype {cu_seqlens.dtype}, expected a "
@@ -106,7 +112,7 @@ def _check_cu_seqlens(cu_seqlens: Tensor, B: int, T: int) -> int:
     # Reading offsets back from a GPU costs a sync, so their values are checked there in checked mode only.
     if cu_seqlens.device.type == "cpu" or checks.is_checked():
         bounds = cu_seqlens.tolist()
-        if bounds[0] != 0 or bounds[-1] != T or any(a > b for a, b in zip(bounds[:-1], bounds[1:], strict=True)):
+        if bounds[0] != 0 or bounds[-1] != T or any(a > b for a, b in itertools.pairwise(bounds)):
             raise UserError(f"{op}: cu_seqlens is {bounds}, expected offsets that rise from 0 to time = {T}.")
     return cu_seqlens.numel() - 1
 

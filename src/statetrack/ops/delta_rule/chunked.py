@@ -126,7 +126,10 @@ class _Chunked(torch.autograd.Function):
         dO = c.v.new_zeros(*c.q.shape[:-1], c.v.shape[-1]) if dO is None else layout.to_chunks(dO)
 
         dU = c.QK.mT @ dO
-        leaving, dstate = None, None  # gradient of the state leaving each chunk, and of the first one entering
+        leaving, dstate = (
+            None,
+            None,
+        )  # gradient of the state leaving each chunk, and of the first one entering
         if entering is not None:
             leaving, dstate = _run_state_gradients(c, dO, dU, W, dS, layout)
         elif dS is not None:
@@ -171,7 +174,7 @@ def _run_states(c: _Chunk, U: Tensor, W: Tensor, state: Tensor | None, layout) -
 
 
 def _run_state_gradients(c: _Chunk, dO, dU, W, dS, layout) -> tuple[Tensor, Tensor]:
-    """Loop over chunks backwards: finish dU in place, return the gradient of the state leaving every chunk."""
+    """Loop over chunks backwards: finish dU in place, return the gradients of leaving states."""
     direct = c.q_in.mT @ dO  # what O sends straight to the entering state
     shape = (layout.sequences, *direct.shape[1:])
     D = direct.new_zeros(shape) if dS is None else layout.sort_states(dS).clone()

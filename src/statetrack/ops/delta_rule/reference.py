@@ -1,5 +1,7 @@
 """The delta rule as a loop over time: the definition every other backend is tested against."""
 
+import itertools
+
 import torch
 from torch import Tensor
 
@@ -42,7 +44,7 @@ def delta_rule_reference(
                 l2norm=l2norm,
                 cu_seqlens=None,
             )
-            for i, (start, stop) in enumerate(zip(bounds[:-1], bounds[1:], strict=True))
+            for i, (start, stop) in enumerate(itertools.pairwise(bounds))
         ]
         return torch.cat([o for o, _ in parts], dim=1), torch.cat([S for _, S in parts], dim=0)
 

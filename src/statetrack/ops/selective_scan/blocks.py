@@ -1,186 +1,172 @@
 """The core of the chunked selective scan: h_t = a_t h_{t-1} + B_t x_t, y_t = sum_n C_t h_t, block by block.
 
-A block is a few sequences for a few steps. Its states, (steps, sequences, G, N, P), are the largest thing
-ever held: they fit a cache, and are thrown away once read. Between blocks only the entering state is kept.
-Time comes first, so that one step is one contiguous slab and one call; channels come last, so that every
-broadcast runs along them. D = G P: channels are split in the groups that share B and C.
+A block is some sequences for some steps. Its states, (sequences, steps, G, N, P), are the largest thing ever
+held: they fit a cache, and are gone once read. Between blocks only the entering state is kept. Sequences
+come first, so that PyTorch's threads share a block in the same way in every call and each keeps its part;
+channels come last, so that every broadcast runs along them. D = G P: G groups of channels share B and C.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-# Numbers one step should update, and numbers one block should hold, measured (see docs/selective_scan.md).
-# Below the first, the cost of a call shows (2 us on a CPU) and PyTorch leaves its threads idle.
-# Above the second, a block leaves the cache.
+from statetrack.ops.selective_scan.recurrence import run, run_back
+
+# Numbers one step should update, and numbers one block should hold. Below the first, the cost of a call
+# shows (2 us on a CPU) and PyTorch leaves threads idle. Above the second, a block leaves the cache.
 STEP = {"cpu": 1 << 16, "cuda": 1 << 20}
 BLOCK = {"cpu": 1 << 20, "cuda": 1 << 25}
+LANE = 64
 LOG2_E = math.log2(math.e)
 
 
-def block_size(batch: int, T: int, channels: int, N: int, device: str = "cpu") -> tuple[int, int]:
-    """Sequences and steps of a block. Neither depends on the values, nor the steps on the length.
+class BlockSize(NamedTuple):
+    sequences: int
+    steps: int
+    lane: int | None  # steps per lane, see `recurrence`
 
-    At least N steps each, so that the states kept between blocks are never more numbers than u.
+
+def block_size(batch: int, channels: int, N: int, device: str = "cpu") -> BlockSize:
+    """The size of a block, by width alone: the length changes nothing in how a step is computed.
+
+    At least N steps, so that the states kept between blocks are never more numbers than u.
     """
-    import os
-    if "BLK" in os.environ:
-        b,l=map(int,os.environ["BLK"].split(",")); return min(b,batch),min(l,T)
     step, block = (sizes.get(device, sizes["cuda"]) for sizes in (STEP, BLOCK))
     width = max(1, channels * N)
-    sequences = min(batch, max(1, step // width))
-    steps = min(T, max(N, 16, block // (max(1, sequences) * width)))
-    return sequences, steps
-
-
-class Wanted(NamedTuple):
-    """Which gradients the backward has to give. `decay` stands for delta and A."""
-
-    x: bool
-    decay: bool
-    B: bool
-    C: bool
-    y: bool  # the outputs again: the gradient of the gate z reads them
+    sequences = max(1, min(batch, step // width))
+    slab = sequences * width
+    if slab > step // 32:
+        return BlockSize(sequences, max(N, 16, block // slab), None)
+    return BlockSize(sequences, LANE * min(LANE, step // 8 // slab), LANE)
 
 
 class Scan:
-    """The recurrence over one call's inputs, with the buffers its blocks share.
+    """The recurrence over one call's inputs, with the memory its blocks share.
 
-    Shapes: delta, x (T, B, G, P); A (G, N, P); B and C each (T, B, G, N), or (G, N, P) if constant.
+    Shapes: delta, x (B, T, G, P); A (G, N, P); B and C each (B, T, G, N), or (G, N, P) if constant.
     """
 
     def __init__(self, delta: Tensor, x: Tensor, A: Tensor, B: Tensor, C: Tensor, extended: bool):
         self.delta, self.x, self.A, self.B, self.C, self.extended = delta, x, A, B, C, extended
         # exp2 takes a third of the time of exp on a CPU.
         self.A_log2 = A * LOG2_E
-        T, batch, groups, channels = x.shape
-        self.sequences, self.steps = block_size(batch, T, groups * channels, A.shape[1], x.device.type)
-        self._pool = {}
+        batch, T, groups, channels = x.shape
+        sequences, steps, self.lane = block_size(batch, groups * channels, A.shape[1], x.device.type)
+        self.rows, self.times = list(_slices(batch, sequences)), list(_slices(T, steps))
+        self._memory = [x.new_empty(min(batch, sequences) * min(T, steps) * A.numel()) for _ in range(3)]
 
-    @property
-    def chunks(self) -> int:
-        """How many blocks follow each other in time."""
-        return -(-self.x.shape[0] // self.steps) if self.steps else 0
-
-    def forward(self, state: Tensor, checkpoints: Tensor | None) -> tuple[Tensor, Tensor]:
-        """y (T, B, G, P) and the last state (B, G, N, P). Fills `checkpoints` (chunks, B, G, N, P)."""
-        y, last = torch.empty_like(self.x), state.clone()
-        for rows in self._rows():
-            for i, times in enumerate(self._times()):
+    def forward(self, state: Tensor, checkpoints: Tensor | None) -> Tensor:
+        """y (B, T, G, P). `state` (B, G, N, P) becomes the last one; `checkpoints` (chunks, ...) are filled."""
+        y = torch.empty_like(self.x)
+        for rows in self.rows:
+            for i, times in enumerate(self.times):
                 if checkpoints is not None:
-                    checkpoints[i, rows] = last[rows]
-                _, h = self._states(times, rows, last[rows])
-                y[times, rows] = read(_cut(self.C, times, rows), h[1:])
-                last[rows] = h[-1]
-        return y, last
+                    checkpoints[i, rows] = state[rows]
+                _, h = self._states(rows, times, state[rows])
+                y[rows, times] = read(_cut(self.C, rows, times), h)
+                state[rows] = h[:, -1]
+        return y
 
-    def backward(self, checkpoints: Tensor, dy: Tensor, dstate: Tensor, wanted: Wanted) -> dict[str, Tensor]:
-        """Gradients by name from dy (T, B, G, P) and the last state's, which becomes the first state's.
+    def backward(self, checkpoints: Tensor, dy: Tensor, dstate: Tensor, wanted: set[str]) -> dict[str, Tensor]:
+        """The gradients in `wanted`, from dy (B, T, G, P) and that of the last state, which becomes the first's.
 
-            g_t = C_t dy_t + a_{t+1} g_{t+1}                      the gradient of h_t
+            g_t = C_t dy_t + a_{t+1} g_{t+1}                         the gradient of h_t
             dB_t = sum_d g_t x_t        dC_t = sum_d h_t dy_t        dx_t = sum_n B_t g_t
-            w_t = g_t h_{t-1} da_t/d(delta_t A)        ddelta_t = sum_n w_t A        dA = sum_t w_t delta_t
+            w_t = g_t h_{t-1} a'_t      ddelta_t = sum_n w_t A       dA = sum_t w_t delta_t
 
-        da/d(delta A) is a in the range [0,1] and a + 1 in [-1,1].
+        with a' the derivative of a in delta A: a itself in the range [0,1], a + 1 in [-1,1]. "y" in `wanted`
+        gives the outputs again, for the gradient of what multiplies them.
         """
-        out = {name: torch.empty_like(self.x) for name, want in (("x", wanted.x), ("y", wanted.y)) if want}
-        if wanted.decay:
-            out |= {"delta": torch.empty_like(self.x), "A": torch.zeros_like(self.A)}
-        out |= {name: torch.zeros_like(getattr(self, name)) for name in "BC" if getattr(wanted, name)}
-        for rows in self._rows():
-            for i, times in reversed(list(enumerate(self._times()))):
-                a, h = self._states(times, rows, checkpoints[i, rows])
-                B, C = _cut(self.B, times, rows), _cut(self.C, times, rows)
-                if wanted.y:
-                    out["y"][times, rows] = read(C, h[1:])
-                if wanted.C:
-                    _cut(out["C"], times, rows).add_(weigh(C, h[1:], dy[times, rows]))
-                g = self._buffer("g", *a.shape)
-                spread(C, dy[times, rows], g)
-                slabs = g.unbind(0)[::-1]
-                slabs[0].add_(dstate[rows])
-                run(a.unbind(0)[:0:-1], slabs)
-                torch.mul(a[0], g[0], out=dstate[rows])
-                if wanted.B:
-                    _cut(out["B"], times, rows).add_(weigh(B, g, self.x[times, rows]))
-                if wanted.x:
-                    out["x"][times, rows] = read(B, g)
-                if wanted.decay:
-                    ddelta, dA = self._decay_gradients(a, h[:-1], g, self.delta[times, rows])
-                    out["delta"][times, rows] = ddelta
-                    out["A"] += dA
+        likes = {"x": self.x, "y": self.x, "delta": self.delta, "A": self.A, "B": self.B, "C": self.C}
+        out = {name: torch.zeros_like(like) for name, like in likes.items() if name in wanted}
+        for rows in self.rows:
+            for i, times in reversed(list(enumerate(self.times))):
+                self._backward_block(out, rows, times, checkpoints[i, rows], dy[rows, times], dstate[rows])
         return out
 
-    def _states(self, times: slice, rows: slice, state: Tensor) -> tuple[Tensor, Tensor]:
-        """a (steps, sequences, G, N, P) of a block, and h one step longer, from `state` in front on."""
-        delta, x = self.delta[times, rows], self.x[times, rows]
-        L, b, G, P = x.shape
-        a = self._buffer("a", L, b, G, self.A.shape[1], P)
-        h = self._buffer("h", L + 1, b, G, self.A.shape[1], P)
+    def _backward_block(self, out, rows: slice, times: slice, state: Tensor, dy: Tensor, dstate: Tensor) -> None:
+        a, h = self._states(rows, times, state)
+        B, C = _cut(self.B, rows, times), _cut(self.C, rows, times)
+        if "y" in out:
+            out["y"][rows, times] = read(C, h)
+        if "C" in out:
+            _cut(out["C"], rows, times).add_(weigh(C, h, dy))
+        g = self._state_gradients(a, C, dy, dstate)
+        if "B" in out:
+            _cut(out["B"], rows, times).add_(weigh(B, g, self.x[rows, times]))
+        if "x" in out:
+            out["x"][rows, times] = read(B, g)
+        if "A" in out or "delta" in out:
+            w = self._decay_gradients(a, h, g, state)
+            if "A" in out:
+                weighted = torch.mul(w, self.delta[rows, times].unsqueeze(-2), out=h).flatten(0, 1).flatten(1)
+                # A product with ones adds up faster than sum().
+                out["A"] += torch.mv(weighted.t(), weighted.new_ones(weighted.shape[0])).view_as(self.A)
+            if "delta" in out:
+                out["delta"][rows, times] = w.mul_(self.A).sum(-2)
+
+    def _states(self, rows: slice, times: slice, state: Tensor) -> tuple[Tensor, Tensor]:
+        """a and h of one block that `state` enters."""
+        delta, x = self.delta[rows, times], self.x[rows, times]
+        a, h = (self._block(i, x) for i in (0, 1))
         torch.mul(delta.unsqueeze(-2), self.A_log2, out=a)
         torch.exp2(a, out=a)
         if self.extended:
-            torch.add(a.new_tensor(-1.0), a, alpha=2, out=a)
-        h[0] = state
-        spread(_cut(self.B, times, rows), x, h[1:])
-        run(a.unbind(0), h.unbind(0))
+            torch.add(a.new_full((), -1.0), a, alpha=2, out=a)
+        spread(_cut(self.B, rows, times), x, out=h)
+        run(a, h, state, self.lane)
         return a, h
 
-    def _decay_gradients(self, a: Tensor, before: Tensor, g: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
-        """Of delta and A through a; overwrites all three blocks. a times h comes first: a may have underflowed
-        where g h would overflow."""
-        w = before.addcmul_(before, a) if self.extended else before.mul_(a)
-        w.mul_(g)
-        weighted = torch.mul(w, delta.unsqueeze(-2), out=a).flatten(0, 1)
-        # A product with ones sums faster than sum().
-        dA = torch.mv(weighted.flatten(1).t(), weighted.new_ones(weighted.shape[0])).view_as(self.A)
-        return w.mul_(self.A).sum(-2), dA
+    def _state_gradients(self, a: Tensor, C: Tensor, dy: Tensor, dstate: Tensor) -> Tensor:
+        """g of one block. `dstate` is the gradient of the state that leaves, and becomes that of the one that enters."""
+        g = self._block(2, dy)
+        spread(C, dy, out=g)
+        run_back(a, g, dstate, self.lane)
+        return g
 
-    def _buffer(self, name: str, *shape: int) -> Tensor:
-        """A contiguous block, cut from memory that the blocks of one call share."""
-        size = math.prod(shape)
-        if name not in self._pool or self._pool[name].numel() < size:
-            self._pool[name] = self.x.new_empty(size)
-        return self._pool[name][:size].view(shape)
+    def _decay_gradients(self, a: Tensor, h: Tensor, g: Tensor, state: Tensor) -> Tensor:
+        """w of one block, in the memory of a.
 
-    def _rows(self) -> Iterator[slice]:
-        return _slices(self.x.shape[1], self.sequences)
+        a' h comes before its product with g: where a has underflowed to zero, g h may overflow.
+        """
+        for decay, before in ((a[:, :1], state.unsqueeze(1)), (a[:, 1:], h[:, :-1])):
+            if self.extended:
+                torch.addcmul(before, before, decay, out=decay)
+            else:
+                decay.mul_(before)
+        return a.mul_(g)
 
-    def _times(self) -> Iterator[slice]:
-        return _slices(self.x.shape[0], self.steps)
-
-
-def run(decays: Sequence[Tensor], slabs: Sequence[Tensor]) -> None:
-    """slabs[i + 1] += decays[i] slabs[i], in place and in order: the recurrence itself."""
-    for decay, before, now in zip(decays, slabs, slabs[1:], strict=False):
-        now.addcmul_(decay, before)
+    def _block(self, i: int, like: Tensor) -> Tensor:
+        """Memory for the states of a block, one per value (b, L, G, P) of `like` and state: (b, L, G, N, P)."""
+        shape = (*like.shape[:3], self.A.shape[1], like.shape[3])
+        return self._memory[i][: math.prod(shape)].view(shape)
 
 
-def spread(weights: Tensor, x: Tensor, out: Tensor) -> None:
-    """out = B x: one value per channel (.., G, P) becomes one per state (.., G, N, P)."""
+def spread(weights: Tensor, x: Tensor, *, out: Tensor) -> None:
+    """out = B x: one value per channel, (.., G, P), becomes one per state, (.., G, N, P)."""
     torch.mul(x.unsqueeze(-2), weights if weights.ndim == 3 else weights.unsqueeze(-1), out=out)
 
 
 def read(weights: Tensor, h: Tensor) -> Tensor:
-    """sum_n C h: one value per channel (.., G, P) from one per state."""
+    """sum_n C h: one value per channel from one per state."""
     if weights.ndim == 3:
         return (weights * h).sum(-2)
     return torch.matmul(weights.unsqueeze(-2), h).squeeze(-2)
 
 
 def weigh(weights: Tensor, h: Tensor, dy: Tensor) -> Tensor:
-    """The gradient of `read` in the weights: sum_d h dy, or the sum over time and batch for constant ones."""
+    """The gradient of `read` in its weights: sum_d h dy, or over batch and time where they are constant."""
     if weights.ndim == 3:
         return (h * dy.unsqueeze(-2)).sum((0, 1))
     return torch.matmul(dy.unsqueeze(-2), h.mT).squeeze(-2)
 
 
-def _cut(weights: Tensor, times: slice, rows: slice) -> Tensor:
-    return weights if weights.ndim == 3 else weights[times, rows]
+def _cut(weights: Tensor, rows: slice, times: slice) -> Tensor:
+    return weights if weights.ndim == 3 else weights[rows, times]
 
 
 def _slices(length: int, step: int) -> Iterator[slice]:
-    return (slice(start, min(start + step, length)) for start in range(0, length, max(1, step)))
+    return (slice(start, min(start + step, length)) for start in range(0, length, step))

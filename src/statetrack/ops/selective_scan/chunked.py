@@ -1,14 +1,18 @@
-"""The selective scan in chunks, in plain PyTorch, with a hand-written backward. Runs on any device."""
+"""The selective scan in chunks, in plain PyTorch, with a hand-written backward. Runs on any device.
 
-from math import lcm
+The scan proper, linear in x = delta u, is in `blocks`; here are the parts that cost B T D only: step sizes,
+skip, gate, layouts, and which gradients are asked for. Arithmetic is float32 (float64 for float64 inputs) at
+every length, and only inputs and one state per chunk are kept for the backward.
+"""
+
+import math
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from statetrack.ops.selective_scan.blocks import Scan, Wanted
-from statetrack.ops.selective_scan.reference import step_sizes
+from statetrack.ops.selective_scan.blocks import Scan
 
 
 def selective_scan_chunked(
@@ -27,81 +31,119 @@ def selective_scan_chunked(
 ) -> tuple[Tensor, Tensor]:
     """Same arguments and results as `selective_scan_reference`."""
     B, C = _same_groups(B, C)
-    return _SelectiveScan.apply(
-        u, delta, A, B, C, D, z, delta_bias, state, delta_softplus, eigenvalues == "[-1,1]", torch.is_grad_enabled()
-    )
+    inputs = (u, delta, A, B, C, D, z, delta_bias, state)
+    keep = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
+    return _Chunked.apply(*inputs, delta_softplus, eigenvalues == "[-1,1]", keep)
 
 
-def _same_groups(B: Tensor, C: Tensor) -> tuple[Tensor, Tensor]:
-    """Give B and C, where they vary, a group axis of one size: (B, G, N, T)."""
-    B, C = (x[:, None] if x.ndim == 3 else x for x in (B, C))
-    groups = lcm(*(x.shape[1] for x in (B, C) if x.ndim == 4))
-    return tuple(
-        x.repeat_interleave(groups // x.shape[1], dim=1) if x.ndim == 4 and x.shape[1] < groups else x for x in (B, C)
-    )
-
-
-class _SelectiveScan(torch.autograd.Function):
-    """Saves its inputs and one state per chunk, so memory grows with B T D and not with B T D N."""
+class _Chunked(torch.autograd.Function):
+    """Memory grows with B T D, not with B T D N: no state is saved but the one that enters each chunk."""
 
     @staticmethod
     def forward(ctx, u, delta, A, B, C, D, z, delta_bias, state, softplus, extended, keep):
         ctx.options = softplus, extended
-        u_t, raw, steps, scan = _time_first(u, delta, A, B, C, delta_bias, softplus, extended)
-        h = _enter(state, scan)
-        keep = keep and any(ctx.needs_input_grad)
-        checkpoints = h.new_empty(scan.chunks, *h.shape) if keep else None
-        y, last = scan.forward(h, checkpoints)
-        y = y.flatten(2)
+        p = _Prepared(u, delta, A, B, C, delta_bias, softplus, extended)
+        h = p.state_in(state)
+        checkpoints = h.new_empty(len(p.scan.times), *h.shape) if keep else None
+        y = p.scan.forward(h, checkpoints).flatten(2)
         if D is not None:
-            y.addcmul_(u_t, D.to(y.dtype))
+            y.addcmul_(p.u, D.to(y.dtype))
         if z is not None:
-            y.mul_(F.silu(z.permute(2,0,1).to(y.dtype)))
+            y.mul_(F.silu(_time_first(z, y.dtype)))
         if keep:
-            ctx.save_for_backward(u, delta, A, B, C, D, z, delta_bias, state, checkpoints)
-        out = y.permute(1, 2, 0).to(u.dtype)
-        return (out.contiguous() if u.is_contiguous() else out), last.mT.flatten(1, 2).contiguous()
+            ctx.save_for_backward(u, delta, A, B, C, D, z, delta_bias, checkpoints)
+        out = y.to(u.dtype).mT
+        # The memory layout follows that of u: contiguous for contiguous, no copy for a transposed (B, T, D).
+        return out.contiguous() if u.is_contiguous() else out, p.state_out(h)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, dout, dlast):
-        u, delta, A, B, C, D, z, delta_bias, state, checkpoints = ctx.saved_tensors
-        softplus, extended = ctx.options
-        u_t, raw, steps, scan = _time_first(u, delta, A, B, C, delta_bias, softplus, extended)
-        dtype=u_t.dtype
-        need = ctx.needs_input_grad
-        dy = _flat(dout, dtype)
-        wanted = Wanted(need[0] or need[1] or need[7], need[1] or need[2] or need[7], need[3], need[4], need[6])
-        dstate = _enter(dlast, scan).clone()
-        g = scan.backward(checkpoints, dy.view_as(scan.x), dstate, wanted)
-        dx = g["x"].flatten(2); 
-        du = dx * steps
-        dd = g["delta"].flatten(2).addcmul_(dx, u_t)
-        dD=None
-        if D is not None:
-            du.addcmul_(dy, D.to(dtype)); dD=(dy*u_t).sum((0,1))
-        G=scan.A.shape[0]
-        ptb=lambda x: x.permute(1,2,3,0)
-        return du.permute(1,2,0), dd.permute(1,2,0), g["A"].mT.flatten(0,1), ptb(g["B"]), ptb(g["C"]), dD, None,None,None,None,None,None
+        names = ("u", "delta", "A", "B", "C", "D", "z", "delta_bias", "state")
+        need = {name for name, needed in zip(names, ctx.needs_input_grad) if needed}
+        with torch.autocast(dout.device.type, enabled=False):
+            gradients = _gradients(need, dout, dlast, *ctx.saved_tensors, *ctx.options)
+        return *(gradients[name] if name in need else None for name in names), None, None, None
 
 
-def _flat(x, dtype):
-    return x.transpose(1, 2).to(dtype).contiguous().transpose(0, 1)
+def _gradients(need, dout, dlast, u, delta, A, B, C, D, z, delta_bias, checkpoints, softplus, extended):
+    """Gradients by name, of all inputs in `need` and perhaps of others. Equations: `Scan.backward`."""
+    p = _Prepared(u, delta, A, B, C, delta_bias, softplus, extended)
+    dy = dout = _time_first(dout, p.u.dtype)
+    if z is not None:
+        z = _time_first(z, p.u.dtype)
+        dy = dout * F.silu(z)
+    wanted = {name for name in ("A", "B", "C") if name in need} | ({"y"} if "z" in need else set())
+    if need & {"delta", "delta_bias"}:
+        wanted |= {"x", "delta"}
+    if "u" in need:
+        wanted |= {"x"}
+    dstate = p.state_in(dlast)
+    g = p.scan.backward(checkpoints, dy.unflatten(2, (p.groups, -1)), dstate, wanted)
+    out = {name: _weights_out(g[name]) for name in ("A", "B", "C") if name in g} | {"state": p.state_out(dstate)}
+    skip = None if D is None else D.to(p.u.dtype)
+    if "z" in need:
+        y = g["y"].flatten(2) if skip is None else g["y"].flatten(2).addcmul_(p.u, skip)
+        out["z"] = torch.ops.aten.silu_backward(dout * y, z).mT
+    if "D" in need:
+        out["D"] = (dy * p.u).sum((0, 1))
+    if "delta" in wanted:
+        ddelta = g["delta"].flatten(2).addcmul_(g["x"].flatten(2), p.u)
+        if softplus:
+            ddelta = torch.ops.aten.softplus_backward(ddelta, p.raw, 1.0, 20.0)
+        out |= {"delta": ddelta.mT, "delta_bias": ddelta.sum((0, 1))}
+    if "u" in need:
+        du = g["x"].flatten(2).mul_(p.delta)
+        out["u"] = (du if skip is None else du.addcmul_(dy, skip)).mT
+    return out
 
-def _enter(state, scan):
-    _, batch, G, P = scan.x.shape
-    N = scan.A.shape[1]
-    if state is None: return scan.x.new_zeros(batch, G, N, P)
-    return state.to(scan.x.dtype).view(batch, G, P, N).mT.contiguous()
 
-def _time_first(u, delta, A, B, C, delta_bias, softplus, extended):
-    dtype = torch.promote_types(u.dtype, torch.float32)
-    u_t = _flat(u, dtype)
-    raw = _flat(delta, dtype)
-    if delta_bias is not None: raw = raw + delta_bias.to(dtype)
-    steps = F.softplus(raw) if softplus else raw
-    G = max(x.shape[1] if x.ndim == 4 else 1 for x in (B, C))
-    def per_state(x): return x.to(dtype).unflatten(0, (G, -1)).mT.contiguous()
-    def w(x): return per_state(x) if x.ndim == 2 else x.to(dtype).permute(3, 0, 1, 2).contiguous()
-    s = steps.unflatten(-1, (G, -1))
-    return u_t, raw, steps, Scan(s, (steps*u_t).unflatten(-1,(G,-1)), per_state(A), w(B), w(C), extended)
+class _Prepared:
+    """A call's inputs as the scan reads them: time before channels, channels in groups, one dtype."""
+
+    def __init__(self, u, delta, A, B, C, delta_bias, softplus: bool, extended: bool):
+        dtype = torch.promote_types(u.dtype, torch.float32)
+        self.u, self.raw = _time_first(u, dtype), _time_first(delta, dtype)
+        if delta_bias is not None:
+            self.raw = self.raw + delta_bias.to(dtype)
+        self.delta = F.softplus(self.raw) if softplus else self.raw
+        self.groups = max(x.shape[1] if x.ndim == 4 else 1 for x in (B, C))
+        A, B, C = (_weights_in(x.to(dtype), self.groups) for x in (A, B, C))
+        x, delta = (x.unflatten(2, (self.groups, -1)) for x in (self.delta * self.u, self.delta))
+        self.scan = Scan(delta, x, A, B, C, extended)
+
+    def state_in(self, state: Tensor | None) -> Tensor:
+        """(B, D, N) as (B, G, N, P), always in memory of its own: the scan writes into it."""
+        shape = (self.u.shape[0], *self.scan.A.shape)
+        if state is None:
+            return self.u.new_zeros(shape)
+        return self.u.new_empty(shape).copy_(state.unflatten(1, (self.groups, -1)).mT)
+
+    @staticmethod
+    def state_out(state: Tensor) -> Tensor:
+        return state.mT.flatten(1, 2)
+
+
+def _time_first(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """(B, D, T) as (B, T, D)."""
+    return x.mT.to(dtype).contiguous()
+
+
+def _weights_in(x: Tensor, groups: int) -> Tensor:
+    """A, B or C as the scan takes them: (D, N) as (G, N, P), (B, G, N, T) as (B, T, G, N)."""
+    return (x.unflatten(0, (groups, -1)).mT if x.ndim == 2 else x.permute(0, 3, 1, 2)).contiguous()
+
+
+def _weights_out(x: Tensor) -> Tensor:
+    return x.mT.flatten(0, 1) if x.ndim == 3 else x.permute(0, 2, 3, 1)
+
+
+def _same_groups(B: Tensor, C: Tensor) -> tuple[Tensor, Tensor]:
+    """B and C with a group axis of one size, (B, G, N, T), unless they are constant."""
+    B, C = (x[:, None] if x.ndim == 3 else x for x in (B, C))
+    groups = math.lcm(*(x.shape[1] for x in (B, C) if x.ndim == 4))
+
+    def grouped(x: Tensor) -> Tensor:
+        return x if x.ndim == 2 or x.shape[1] == groups else x.repeat_interleave(groups // x.shape[1], dim=1)
+
+    return grouped(B), grouped(C)

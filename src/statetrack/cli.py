@@ -1,0 +1,43 @@
+"""The command line: `statetrack COMMAND ...`. A command's module is imported when asked for."""
+
+import importlib
+import sys
+
+from statetrack.errors import unknown_name
+from statetrack.run import exit_codes
+
+COMMANDS = {
+    "demo": (
+        "statetrack.commands.demo",
+        "train small models in both eigenvalue ranges and show the difference",
+    ),
+    "train": ("statetrack.commands.train", "train one model on one task"),
+    "bench": ("statetrack.commands.bench", "time the recurrences against other libraries"),
+}
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run one command; users' mistakes end with one line and exit code 2."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    with exit_codes():
+        if not arguments or arguments[0] in ("-h", "--help", "help"):
+            print(_help())
+            return
+        if arguments[0] in ("-V", "--version"):
+            from statetrack import __version__
+
+            print(f"statetrack {__version__}")
+            return
+        if arguments[0] not in COMMANDS:
+            raise unknown_name("command", arguments[0], COMMANDS)
+        importlib.import_module(COMMANDS[arguments[0]][0]).main(arguments[1:])
+
+
+def _help() -> str:
+    lines = ["usage: statetrack COMMAND [options]", "", "Linear recurrent networks that can track state.", ""]
+    lines += [f"  {name:<10} {text}" for name, (_, text) in COMMANDS.items()]
+    return "\n".join([*lines, "", "statetrack COMMAND --help lists the options of a command."])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,33 @@
+"""Flags from dataclasses, with tyro."""
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+from statetrack.errors import UserError, require
+
+T = TypeVar("T")
+
+
+def parse(cls: type[T], arguments: Sequence[str], prog: str, default: T | None = None) -> T:
+    """Read every field of the dataclass `cls` as a flag; nested dataclasses add theirs without a prefix."""
+    tyro = require("tyro", extra="cli", for_="the command line")
+    config = (tyro.conf.OmitArgPrefixes, tyro.conf.AvoidSubcommands)
+    options = {} if default is None else {"default": default}
+    return tyro.cli(cls, args=list(arguments), prog=prog, config=config, **options)
+
+
+def take(arguments: Sequence[str], flag: str, default: str) -> tuple[str, list[str]]:
+    """The value of one flag, `--flag value` or `--flag=value`, and the arguments without it."""
+    rest, value, waiting = [], default, False
+    for argument in arguments:
+        if waiting:
+            value, waiting = argument, False
+        elif argument == flag:
+            waiting = True
+        elif argument.startswith(flag + "="):
+            value = argument.removeprefix(flag + "=")
+        else:
+            rest.append(argument)
+    if waiting:
+        raise UserError(f"{flag} needs a value.")
+    return value, rest

@@ -1,0 +1,48 @@
+"""Progress of a few runs: bars in a terminal, plain lines elsewhere."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from statetrack.errors import require
+
+Report = Callable[[int, dict[str, Any]], None]
+
+
+@contextmanager
+def progress_bars(runs: list[tuple[str, int]]) -> Iterator[Callable[[int], Report]]:
+    """Yields a function that gives run i its progress callback; `runs` lists label and number of steps."""
+    if not sys.stdout.isatty():
+        yield lambda i: _lines(*runs[i])
+        return
+    rich = require("rich.progress", extra="cli", for_="live progress")
+    columns = (
+        rich.TextColumn("{task.description}"),
+        rich.BarColumn(),
+        rich.MofNCompleteColumn(),
+        rich.TextColumn("loss {task.fields[loss]}"),
+        rich.TimeElapsedColumn(),
+    )
+    with rich.Progress(*columns) as display:
+        bars = [display.add_task(label, total=steps, loss="-", start=False) for label, steps in runs]
+
+        def bar(i: int) -> Report:
+            display.start_task(bars[i])
+            return lambda step, row: display.update(bars[i], completed=step, loss=f"{row['loss']:.3f}")
+
+        yield bar
+
+
+def _lines(label: str, steps: int) -> Report:
+    """A line every few seconds, and one at the end."""
+    last = time.monotonic()
+
+    def report(step: int, row: dict[str, Any]) -> None:
+        nonlocal last
+        if step == steps or time.monotonic() - last > 5:
+            last = time.monotonic()
+            print(f"{label:<34} step {step:>5}/{steps}  loss {row['loss']:.4f}", flush=True)
+
+    return report

@@ -1,0 +1,68 @@
+"""statetrack train: one model on one task, every field of the spec a flag."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field, make_dataclass
+from pathlib import Path
+
+from statetrack.commands.flags import parse, take
+from statetrack.layers import ModelConfig, model_config
+from statetrack.ops import checked
+from statetrack.run import print_row, run
+from statetrack.spec import EvaluationConfig, RunSpec, TrainingConfig
+from statetrack.tasks import TASKS, task
+from statetrack.training import Options
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """How the run is carried out; none of this is part of the spec."""
+
+    out: Path | None = None  # results folder; results/<run_id> when None
+    device: str = "auto"  # auto, cpu or cuda
+    checkpoint_seconds: float = 20.0  # a checkpoint at least this often
+    check_values: bool = False  # check beta, keys and NaN in every step (slower)
+    print_spec: bool = False  # print the spec as JSON and stop
+
+
+def main(arguments: Sequence[str]) -> None:
+    options, spec = read_arguments(arguments)
+    if options.print_spec:
+        print(json.dumps(spec.to_dict(), indent=2))
+        return
+    with checked(options.check_values):
+        done = run(spec, options.out, Options(options.device, options.checkpoint_seconds, progress=print_row))
+    folder = options.out or Path("results") / spec.id
+    print(f"{folder}: {done['seconds']:.0f} s on {done['machine']['device']}")
+
+
+def read_arguments(arguments: Sequence[str]) -> tuple[TrainOptions, RunSpec]:
+    """--task and --mixer decide which other flags there are, so they are read first."""
+    task_name, rest = take(arguments, "--task", "parity-dense")
+    mixer_name, rest = take(rest, "--mixer", "deltanet")
+    chosen_task, model = task(task_name), model_config(mixer_name)
+    defaults = {
+        "task": chosen_task,
+        "mixer": model.mixer,
+        "model": _Backbone(model.d_model, model.layers, model.mlp_ratio, model.norm, model.residual),
+        "training": TrainingConfig(),
+        "evaluation": EvaluationConfig(),
+        "options": TrainOptions(),
+    }
+    fields = [(name, type(value), field(default=value)) for name, value in defaults.items()]
+    description = f"Train on --task {task_name} ({', '.join(TASKS)}) with --mixer {mixer_name}."
+    arguments_class = make_dataclass(
+        "Train", [*fields, ("seed", int, field(default=0))], namespace={"__doc__": description}, frozen=True
+    )
+    given = parse(arguments_class, rest, "statetrack train")
+    model = ModelConfig(given.mixer, **vars(given.model))
+    spec = RunSpec(given.task, model, given.training, given.evaluation, given.seed).resolved()
+    return given.options, spec
+
+
+# The backbone's fields without the mixer, which is chosen by name. Made from ModelConfig: they cannot drift.
+_Backbone = make_dataclass(
+    "_Backbone",
+    [(f.name, f.type) for f in ModelConfig.__dataclass_fields__.values() if f.name != "mixer"],
+    frozen=True,
+)

@@ -1,0 +1,1 @@
+"""Reports: figures and pages made from result files. Nothing here trains."""

@@ -1,0 +1,190 @@
+"""One JSON spec in, one results folder out: `python -m statetrack.run spec.json`. Needs torch and numpy only.
+
+results/<run_id>/spec.json            what was run
+                 metrics.jsonl        one row per log line: step, loss, lr, accuracy by length
+                 model.safetensors    the final weights
+                 done.json            written last: final metrics, machine, time
+"""
+
+import argparse
+import contextlib
+import fcntl
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from statetrack.config import run_id
+from statetrack.errors import UserError
+from statetrack.files import write_json
+from statetrack.layers import Model
+from statetrack.spec import RunSpec
+from statetrack.training import Diverged, Interrupted, Options, build_model, train
+
+RESULTS = Path("results")
+
+
+def run(spec: RunSpec, folder: Path | None = None, options: Options | None = None) -> dict[str, Any]:
+    """Carry out a run, or pick up its finished result; returns the content of done.json.
+
+    The folder is results/<run_id> unless given. A folder that holds another spec is refused.
+    """
+    spec, options = spec.resolved(), options or Options()
+    folder = Path(folder) if folder is not None else RESULTS / run_id(spec)
+    with claim(folder):
+        _check_spec(folder, spec)
+        done = read_done(folder)
+        if done is not None:
+            options.say(f"{folder} is finished already.")
+            return done
+        write_json(folder / "spec.json", spec.to_dict())
+        started, before = time.monotonic(), _seconds_so_far(folder)
+        try:
+            metrics = train(spec, folder, options)
+        finally:
+            seconds = before + time.monotonic() - started
+            with contextlib.suppress(OSError):  # a full disk must not hide what went wrong
+                write_json(folder / "timing.json", {"seconds": seconds})
+        done = {
+            "id": run_id(spec),
+            "metrics": metrics,
+            "seconds": seconds,
+            "machine": machine(options.device),
+        }
+        write_json(folder / "done.json", done)
+        for name in (*folder.glob("checkpoint-*.safetensors"), folder / "timing.json"):
+            name.unlink(missing_ok=True)
+    return done
+
+
+def load_run(folder: str | Path) -> tuple[RunSpec, Model]:
+    """The spec and the trained model of a finished run."""
+    from statetrack.files import DamagedFile, load_tensors
+
+    folder = Path(folder)
+    spec = RunSpec.load(folder / "spec.json")
+    if not (folder / "model.safetensors").exists():
+        raise UserError(f"{folder} holds no model.safetensors: the run has not finished.")
+    model = build_model(spec)
+    try:
+        model.load_state_dict(load_tensors(folder / "model.safetensors")[0])
+    except (DamagedFile, RuntimeError) as error:
+        raise UserError(f"{folder}: the weights cannot be read: {error}") from error
+    return spec, model
+
+
+def read_done(folder: Path) -> dict[str, Any] | None:
+    """The result of a finished run, or None."""
+    try:
+        return json.loads((folder / "done.json").read_text())
+    except (FileNotFoundError, json.JSONDecodeError):
+        return None
+
+
+def machine(device: str) -> dict[str, str]:
+    """What the run was carried out on."""
+    on_gpu = device != "cpu" and torch.cuda.is_available()
+    return {
+        "device": torch.cuda.get_device_name() if on_gpu else f"CPU, {torch.get_num_threads()} threads",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+
+
+@contextlib.contextmanager
+def claim(folder: Path) -> Iterator[None]:
+    """Hold the folder for this process; the operating system lets go of it however the process ends."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / ".lock", "a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(
+                f"{folder} is being written by another process. Wait for it, or choose another --out."
+            ) from None
+        yield
+
+
+def _check_spec(folder: Path, spec: RunSpec) -> None:
+    path = folder / "spec.json"
+    if not path.exists():
+        return
+    there = RunSpec.load(path)
+    if there != spec:
+        changed = ", ".join(_differences(there.to_dict(), spec.to_dict()))
+        raise UserError(
+            f"{folder} was written by a different spec ({changed}). "
+            "Choose another --out, or delete that folder."
+        )
+
+
+def _differences(there: dict, here: dict) -> Iterator[str]:
+    for name in sorted({*there, *here} - {"kind"}):
+        a, b = there.get(name), here.get(name)
+        if isinstance(a, dict) and isinstance(b, dict) and a.get("kind") == b.get("kind"):
+            yield from _differences(a, b)
+        elif a != b:
+            a, b = (x["kind"] if isinstance(x, dict) else x for x in (a, b))
+            yield f"{name} {a}, here {b}"
+
+
+def _seconds_so_far(folder: Path) -> float:
+    try:
+        return float(json.loads((folder / "timing.json").read_text())["seconds"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0.0
+
+
+@contextlib.contextmanager
+def exit_codes() -> Iterator[None]:
+    """Errors as one line on stderr: exit code 2 for a user's mistake, 130 when stopped, 1 for failures."""
+    try:
+        yield
+    except UserError as error:
+        _leave(2, f"error: {error}")
+    except (Interrupted, KeyboardInterrupt) as error:
+        _leave(130, str(error) or "Stopped.")
+    except Diverged as error:
+        _leave(1, f"error: {error}")
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has gone: say no more
+        raise SystemExit(1) from None
+    except OSError as error:
+        _leave(1, f"error: {error}. Nothing already written was lost; the same command goes on from there.")
+
+
+def _leave(code: int, message: str) -> None:
+    print(message, file=sys.stderr)
+    raise SystemExit(code)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m statetrack.run", description="Carry out one run spec.")
+    parser.add_argument("spec", help="a JSON file; `statetrack train ... --print-spec` writes one")
+    parser.add_argument("--out", type=Path, help="results folder (default: results/<run_id>)")
+    parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
+    parser.add_argument("--checkpoint-seconds", type=float, default=Options.checkpoint_seconds)
+    given = parser.parse_args(arguments)
+    with exit_codes():
+        options = Options(given.device, given.checkpoint_seconds, progress=print_row)
+        done = run(RunSpec.load(given.spec), given.out, options)
+        print(json.dumps(done["metrics"]))
+
+
+def print_row(step: int, row: dict[str, Any]) -> None:
+    """One readable line per row of metrics."""
+    parts = [f"step {step:>7}", f"loss {row['loss']:.4f}"]
+    parts += [f"acc@{length} {value:.3f}" for length, value in row.get("accuracy", {}).items()]
+    if "scaled_accuracy" in row:
+        parts.append(f"scaled {row['scaled_accuracy']:.3f}")
+    print("  ".join(parts), flush=True)
+
+
+if __name__ == "__main__":
+    main()

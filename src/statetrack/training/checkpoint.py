@@ -1,0 +1,76 @@
+"""Checkpoints: everything a run needs to go on as if it had never stopped, in one safetensors file."""
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Generator, Tensor, nn
+
+from statetrack.files import DamagedFile, load_tensors, save_tensors
+
+KEEP = 2  # the newest, and the one before it in case the newest is damaged
+
+
+@dataclass
+class TrainingState:
+    """What changes while training."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    generator: Generator  # of the training data
+    loss_sum: Tensor  # over the steps since the last line of metrics
+    step: int = 0
+
+
+def save_checkpoint(folder: Path, state: TrainingState) -> Path:
+    """Write checkpoint-<step>.safetensors, then drop all but the newest two."""
+    tensors = {f"model.{name}": p for name, p in state.model.state_dict().items()}
+    for i, moments in state.optimizer.state_dict()["state"].items():
+        tensors |= {f"optimizer.{i}.{name}": value for name, value in moments.items()}
+    tensors |= {"generator": state.generator.get_state(), "loss_sum": state.loss_sum}
+    path = folder / f"checkpoint-{state.step:09d}.safetensors"
+    save_tensors(path, tensors, {"step": str(state.step), "statetrack": json.dumps({"format": 1})})
+    for old in checkpoints(folder)[KEEP:]:
+        old.unlink(missing_ok=True)
+    return path
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """The checkpoints in a folder, newest first."""
+    found = [p for p in folder.glob("checkpoint-*.safetensors") if re.fullmatch(r"checkpoint-\d+", p.stem)]
+    return sorted(found, reverse=True)
+
+
+def load_latest(folder: Path, state: TrainingState, say: Callable[[str], None]) -> bool:
+    """Bring `state` to the newest whole checkpoint; a damaged one is reported and passed over."""
+    for path in checkpoints(folder):
+        try:
+            tensors, metadata = load_tensors(path)
+            step = int(metadata["step"])
+            _restore(state, tensors, step)
+        except (DamagedFile, KeyError, ValueError) as error:
+            say(f"{path.name} cannot be used and is passed over: {error}")
+            continue
+        return True
+    return False
+
+
+def _restore(state: TrainingState, tensors: dict[str, Tensor], step: int) -> None:
+    weights = {k.removeprefix("model."): v for k, v in tensors.items() if k.startswith("model.")}
+    expected = state.model.state_dict()
+    if {k: v.shape for k, v in weights.items()} != {k: v.shape for k, v in expected.items()}:
+        raise ValueError("its weights are those of another model")
+    moments: dict[int, dict[str, Tensor]] = {}
+    for key, value in tensors.items():
+        if key.startswith("optimizer."):
+            _, index, name = key.split(".")
+            moments.setdefault(int(index), {})[name] = value
+    state.model.load_state_dict(weights)
+    groups = state.optimizer.state_dict()["param_groups"]
+    state.optimizer.load_state_dict({"state": moments, "param_groups": groups})
+    state.generator.set_state(tensors["generator"])
+    state.loss_sum.copy_(tensors["loss_sum"])
+    state.step = step

@@ -1,0 +1,79 @@
+"""Accuracy against length, on sequences that depend on nothing but the spec."""
+
+import itertools
+import math
+
+import torch
+from torch import Generator, Tensor
+
+from statetrack.layers import Model
+from statetrack.spec import RunSpec
+from statetrack.tasks import IGNORE
+
+
+@torch.no_grad()
+def evaluate(model: Model, spec: RunSpec, device: torch.device) -> dict:
+    """Accuracy at every length of the spec; the keys are those of one line of metrics.jsonl.
+
+    dense tasks: `accuracy`, the label at exactly that position; `sequence_accuracy`, every label up to it;
+    last-position tasks: `accuracy` in bins between the lengths, and `scaled_accuracy` over all samples, where
+    0 is guessing and 1 is perfect.
+    """
+    generator = Generator(device).manual_seed(spec.evaluation.eval_seed)
+    was_training = model.training
+    model.eval()
+    try:
+        measure = _dense if spec.task.labels == "dense" else _last
+        return measure(model, spec, generator)
+    finally:
+        model.train(was_training)
+
+
+def _dense(model: Model, spec: RunSpec, generator: Generator) -> dict:
+    """One pass at the longest length measures all of them. Position 0 is the start token."""
+    lengths = list(spec.evaluation.eval_lengths or ())
+    samples = spec.evaluation.eval_samples
+    right = torch.zeros(2, len(lengths), dtype=torch.float64)
+    for size in _batch_sizes(samples, spec):
+        batch = spec.task.sample(size, (lengths[-1], lengths[-1]), generator)
+        correct = _predict(model, batch.inputs) == batch.targets
+        unbroken = correct.cummin(1).values
+        right += torch.stack([x[:, lengths].double().sum(0) for x in (correct, unbroken)]).cpu()
+    accuracy, sequence = (right / samples).tolist()
+    return {
+        "accuracy": dict(zip(map(str, lengths), accuracy, strict=True)),
+        "sequence_accuracy": dict(zip(map(str, lengths), sequence, strict=True)),
+    }
+
+
+def _last(model: Model, spec: RunSpec, generator: Generator) -> dict:
+    """Sequences of every length between the first and the last, sorted so that little is spent on padding."""
+    edges = list(spec.evaluation.eval_lengths or ())
+    samples = spec.evaluation.eval_samples
+    lengths = spec.task.draw_lengths(samples, (edges[0], edges[-1]), generator).sort().values
+    correct, start = [], 0
+    for size in _batch_sizes(samples, spec):
+        batch = spec.task.fill(lengths[start : start + size], generator)
+        counts = batch.targets != IGNORE
+        hits = (_predict(model, batch.inputs) == batch.targets) & counts
+        correct.append(hits.sum(1) == counts.sum(1))
+        start += size
+    right = torch.cat(correct).double().cpu()
+    # the last edge belongs to the last bin
+    where = torch.bucketize(lengths.cpu(), torch.tensor(edges[1:-1], dtype=lengths.dtype), right=True)
+    bins = {}
+    for i, (low, high) in enumerate(itertools.pairwise(edges)):
+        inside = right[where == i]
+        if len(inside):
+            bins[f"{low}-{high if i == len(edges) - 2 else high - 1}"] = inside.mean().item()
+    chance, accuracy = spec.task.chance, right.mean().item()
+    return {"accuracy": bins, "scaled_accuracy": (accuracy - chance) / (1 - chance)}
+
+
+def _predict(model: Model, inputs: Tensor) -> Tensor:
+    return model(inputs)[0].argmax(-1)
+
+
+def _batch_sizes(samples: int, spec: RunSpec) -> list[int]:
+    batches = math.ceil(samples / spec.evaluation.eval_batch)
+    return [min(spec.evaluation.eval_batch, samples - i * spec.evaluation.eval_batch) for i in range(batches)]

@@ -1,0 +1,190 @@
+"""The training loop: one spec in, one results folder out."""
+
+import contextlib
+import json
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Generator
+
+from statetrack.errors import UserError
+from statetrack.files import save_tensors, write_text
+from statetrack.layers import Model
+from statetrack.spec import RunSpec
+from statetrack.tasks import IGNORE
+from statetrack.training.checkpoint import TrainingState, checkpoints, load_latest, save_checkpoint
+from statetrack.training.evaluation import evaluate
+from statetrack.training.optimizer import learning_rate, make_optimizer
+
+ProgressCallback = Callable[[int, dict[str, Any]], None]
+
+
+class Interrupted(Exception):
+    """The user asked the run to stop; a checkpoint has been written."""
+
+
+class Diverged(Exception):
+    """The loss is no longer a number."""
+
+
+@dataclass
+class Options:
+    """How a run is carried out. Nothing here changes its metrics."""
+
+    device: str = "auto"
+    checkpoint_seconds: float = 20.0
+    progress: ProgressCallback = lambda step, row: None  # after every log line, with its row
+    say: Callable[[str], None] = print
+
+
+def resolve_device(name: str) -> torch.device:
+    """ "auto" is the GPU where there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UserError(f"device is {name!r}, expected auto, cpu or cuda.") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UserError(f"device is {name!r}, but this machine has no usable CUDA GPU. Use --device cpu.")
+    return device
+
+
+def build_model(spec: RunSpec) -> Model:
+    """The spec's model with its initial weights, which depend on the seed and on nothing else."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(spec.seed)
+        return Model(spec.model, spec.task.vocab_size, spec.task.n_classes)
+
+
+def train(spec: RunSpec, folder: Path, options: Options) -> dict[str, Any]:
+    """Train to the last step, from the newest checkpoint in `folder` if any; return the last metrics."""
+    device = resolve_device(options.device)
+    model = build_model(spec).to(device)
+    state = TrainingState(
+        model,
+        make_optimizer(model, spec.training),
+        # a stream of its own, so that data do not depend on how many numbers the initial weights took
+        Generator(device).manual_seed(spec.seed * 2_654_435_761 % 2**63 + 1),
+        torch.zeros((), device=device, dtype=torch.float64),
+    )
+    resumed = load_latest(folder, state, options.say)
+    if not resumed and checkpoints(folder):
+        options.say("No checkpoint is whole: starting from step 0.")
+    metrics = MetricsFile(folder / "metrics.jsonl", state.step)
+    if resumed:
+        options.say(f"Going on from step {state.step} of {spec.training.steps}.")
+    with _stop_signals() as stop:
+        _run_steps(spec, folder, options, state, metrics, stop)
+    save_tensors(folder / "model.safetensors", model.state_dict(), {"spec": json.dumps(spec.to_dict())})
+    return metrics.rows[-1]
+
+
+def _run_steps(spec: RunSpec, folder: Path, options: Options, state: TrainingState, metrics, stop) -> None:
+    saved_at = time.monotonic()
+    steps, every = spec.training.steps, spec.evaluation.eval_every
+    while state.step < steps:
+        training_step(spec, state)
+        last = state.step == steps
+        evaluates = last or (every and state.step % every == 0)
+        if evaluates or state.step % spec.training.log_every == 0:
+            row = _take_row(spec, state, metrics)
+            if evaluates:
+                row |= evaluate(state.model, spec, state.loss_sum.device)  # type: ignore[arg-type]
+            metrics.append(row)
+            options.progress(state.step, row)
+        asked = stop.is_set() and not last
+        if evaluates or asked or time.monotonic() - saved_at > options.checkpoint_seconds:
+            save_checkpoint(folder, state)
+            saved_at = time.monotonic()
+        if asked:
+            raise Interrupted(
+                f"Stopped at step {state.step} of {steps}; the same command goes on from there."
+            )
+
+
+def training_step(spec: RunSpec, state: TrainingState) -> None:
+    """Draw a batch, take one step of AdamW, add the loss to the running sum."""
+    config = spec.training
+    assert config.train_lengths is not None
+    batch = spec.task.sample(config.batch, config.train_lengths, state.generator)
+    half = config.precision == "bfloat16"
+    with torch.autocast(batch.inputs.device.type, torch.bfloat16, enabled=half):
+        logits, _ = state.model(batch.inputs)
+    loss = F.cross_entropy(logits.flatten(0, 1).float(), batch.targets.flatten(), ignore_index=IGNORE)
+    state.optimizer.zero_grad(set_to_none=True)
+    loss.backward()
+    if config.clip:
+        torch.nn.utils.clip_grad_norm_(state.model.parameters(), config.clip)
+    for group in state.optimizer.param_groups:
+        group["lr"] = learning_rate(state.step, config)
+    state.optimizer.step()
+    state.loss_sum += loss.detach()
+    state.step += 1
+
+
+def _take_row(spec: RunSpec, state: TrainingState, metrics: "MetricsFile") -> dict[str, Any]:
+    """The mean loss since the last row. Rows hold no times, so a resumed run writes the same bytes."""
+    since = state.step - (metrics.rows[-1]["step"] if metrics.rows else 0)
+    loss = state.loss_sum.item() / since
+    state.loss_sum.zero_()
+    if loss != loss or loss in (float("inf"), float("-inf")):
+        raise Diverged(f"The loss is {loss} at step {state.step}. Try a smaller --lr.")
+    return {"step": state.step, "loss": loss, "lr": learning_rate(state.step - 1, spec.training)}
+
+
+class MetricsFile:
+    """metrics.jsonl: one row per line. Rows after the checkpoint a run goes on from are dropped first."""
+
+    def __init__(self, path: Path, step: int):
+        self.path = path
+        self.rows = [row for row in read_metrics(path) if row["step"] <= step]
+        write_text(path, "".join(json.dumps(row) + "\n" for row in self.rows))
+
+    def append(self, row: dict[str, Any]) -> None:
+        with open(self.path, "a") as file:
+            file.write(json.dumps(row) + "\n")
+        self.rows.append(row)
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The whole rows of metrics.jsonl; a line cut off by a kill ends the reading."""
+    rows: list[dict[str, Any]] = []
+    if path.exists():
+        for line in path.read_text().splitlines():
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError:
+                break
+            if not isinstance(row, dict) or not isinstance(row.get("step"), int):
+                break
+            rows.append(row)
+    return rows
+
+
+@contextlib.contextmanager
+def _stop_signals() -> Iterator[threading.Event]:
+    """Ctrl-C and SIGTERM set the event: no step is cut in half. A second Ctrl-C stops at once."""
+    stop = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+
+    def handler(signum, frame):
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+
+    before = {s: signal.signal(s, handler) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for signum, old in before.items():
+            signal.signal(signum, old)

@@ -1,0 +1,204 @@
+"""What every mixer promises: one forward for training, prefill and decoding, and its spectrum."""
+
+import pytest
+import torch
+
+from statetrack.errors import UserError
+from statetrack.layers import PRESETS, DeltaNetConfig, Model, ModelConfig, build, model_config
+
+VARIANTS = {
+    **{name: (name, {}) for name in PRESETS},
+    "deltanet-everything": (
+        "deltanet",
+        {"gated": True, "output_gate": True, "householders": 3, "head_dim": 6, "value_dim": 10, "heads": 2},
+    ),
+    "mamba-positive": ("mamba", {"eigenvalues": "[0,1]"}),
+}
+
+
+@pytest.fixture(params=VARIANTS)
+def model(request):
+    name, changes = VARIANTS[request.param]
+    torch.manual_seed(0)
+    if name not in ("dense-transition", "diagonal-toy"):
+        changes = {"d_model": 16, "layers": 2} | changes
+    return build(name, vocab_size=7, **changes).double()
+
+
+def tokens(batch=2, length=13):
+    return torch.randint(7, (batch, length), generator=torch.Generator().manual_seed(1))
+
+
+def test_pieces_with_carried_state_equal_one_pass(model):
+    x = tokens()
+    whole, _ = model(x)
+    state, parts = None, []
+    for start, stop in ((0, 6), (6, 7), (7, 8), (8, 13)):
+        y, state = model(x[:, start:stop], state)
+        parts.append(y)
+    torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-5, atol=1e-6)  # states are float32
+
+
+def test_outputs_depend_on_the_past_only(model):
+    x, changed = tokens(), tokens()
+    changed[:, 8] = (changed[:, 8] + 1) % 7
+    torch.testing.assert_close(model(x)[0][:, :8], model(changed)[0][:, :8])
+    assert not torch.allclose(model(x)[0][:, 8:], model(changed)[0][:, 8:])
+
+
+def test_every_parameter_gets_a_gradient(model):
+    model(tokens())[0].square().sum().backward()
+    missing = [name for name, p in model.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0]
+    assert missing == []
+
+
+def test_spectrum_has_one_entry_per_token(model):
+    for spectrum in model.transition_eigenvalues(tokens()):
+        assert spectrum.shape[:2] == (2, 13)
+        assert torch.isfinite(spectrum.abs()).all()
+
+
+RANGED = [name for name, config in PRESETS.items() if hasattr(config.mixer, "eigenvalues")]
+
+
+@pytest.mark.parametrize("eigenvalues", ["[0,1]", "[-1,1]"])
+@pytest.mark.parametrize("name", RANGED)
+def test_spectrum_keeps_to_its_range_and_reaches_below_zero_only_in_the_extended_one(name, eigenvalues):
+    torch.manual_seed(0)
+    model = build(name, vocab_size=7, eigenvalues=eigenvalues)
+    for p in model.parameters():  # push the gates towards their ends
+        p.data *= 6 if p.ndim > 1 else 1
+    spectrum = torch.cat([s.flatten() for s in model.transition_eigenvalues(tokens(8, 50))])
+    assert spectrum.abs().max() <= 1 + 1e-5
+    if not spectrum.is_complex():
+        assert spectrum.min() >= (-1e-6 if eigenvalues == "[0,1]" else -1 - 1e-6)
+    assert (spectrum.real.min() < -0.1) == (eigenvalues == "[-1,1]")
+
+
+def test_deltanet_spectrum_is_that_of_the_explicit_transition():
+    torch.manual_seed(0)
+    mixer = DeltaNetConfig(heads=2, convolution=0, gated=True).build(8, 1)
+    x = torch.randn(1, 3, 8)
+    _, k, _, beta, g, _ = mixer._controls(x, None)
+    k = k / (k.square().sum(-1, keepdim=True) + 1e-6).sqrt()
+    A = g.exp()[..., None, None] * (torch.eye(4) - beta[..., None, None] * k[..., :, None] * k[..., None, :])
+    expected = torch.linalg.eigvalsh(A).sort().values
+    torch.testing.assert_close(mixer.transition_eigenvalues(x).sort().values, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_two_householders_can_rotate():
+    """Proposition 1: a product of two reflections has complex eigenvalues, which one GH factor never has."""
+    torch.manual_seed(0)
+    model = build("deltaproduct", vocab_size=7)
+    assert max(s.imag.abs().max() for s in model.transition_eigenvalues(tokens())) > 1e-3
+
+
+def test_initialisation_follows_the_protocol():
+    torch.manual_seed(0)
+    model = build("deltanet", vocab_size=500, layers=8, d_model=256)
+    assert model.embedding.weight.std().item() == pytest.approx(0.02, rel=0.05)
+    mlp = model.blocks[0].mlp
+    assert mlp.up.weight.std().item() == pytest.approx(0.02, rel=0.05)
+    assert mlp.down.weight.std().item() == pytest.approx(0.02 / 4, rel=0.05)  # sqrt(2 * 8) = 4
+    bound = 2**-2.5 * (6 / (256 + 256)) ** 0.5
+    assert model.blocks[0].mixer.to_q.weight.abs().max().item() == pytest.approx(bound, rel=0.05)
+
+
+def test_mamba_starts_with_the_published_step_sizes_and_decays():
+    mixer = build("mamba", vocab_size=3).blocks[0].mixer
+    steps = torch.nn.functional.softplus(mixer.dt_proj.bias)
+    assert steps.min() >= 1e-3 * 0.999
+    assert steps.max() <= 0.1 * 1.001
+    torch.testing.assert_close(mixer._A()[0], -torch.arange(1.0, 17.0))
+    assert mixer.dt_rank == 8
+
+
+def test_mamba_logits_equal_those_of_transformers_on_the_same_weights():
+    from transformers import MambaConfig as HFConfig
+    from transformers import MambaForCausalLM
+
+    torch.manual_seed(0)
+    config = HFConfig(vocab_size=50, hidden_size=32, num_hidden_layers=3, state_size=8, use_mambapy=False)
+    theirs = MambaForCausalLM(config).eval()
+    with torch.no_grad():
+        for p in theirs.parameters():
+            p.add_(0.05 * torch.randn_like(p))
+    ours = build("mamba", vocab_size=50, d_model=32, layers=3, d_state=8, eigenvalues="[0,1]")
+    renamed = {}
+    for name, p in theirs.state_dict().items():
+        name = name.replace("backbone.embeddings", "embedding").replace("backbone.norm_f", "norm")
+        name = name.replace("backbone.layers", "blocks").replace("lm_head", "head")
+        renamed[name.replace(".norm.", ".mixer_norm.")] = p
+    ours.load_state_dict(renamed)
+    ids = torch.randint(50, (2, 37), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        torch.testing.assert_close(ours(ids)[0], theirs(ids).logits, rtol=1e-4, atol=1e-4)
+
+
+def test_dense_transition_multiplies_matrices_from_the_identity():
+    torch.manual_seed(0)
+    mixer = build("dense-transition", vocab_size=7, d_model=16).blocks[0].mixer
+    x = torch.randn(1, 4, 16)
+    _, H = mixer(x)
+    expected = torch.eye(32)
+    for A in mixer._transitions(x)[0]:
+        expected = A @ expected
+    torch.testing.assert_close(H[0], expected, rtol=1e-4, atol=1e-4)
+
+
+def test_diagonal_toy_follows_its_recurrence():
+    torch.manual_seed(0)
+    mixer = build("diagonal-toy", vocab_size=3).blocks[0].mixer
+    x = torch.randn(2, 9, 10)
+    y, _ = mixer(x)
+    a, b, h = mixer._a(x), mixer.to_b(x), torch.zeros(2, 10)
+    for t in range(9):
+        h = a[:, t] * h + b[:, t]
+        torch.testing.assert_close(y[:, t], h)
+
+
+def test_bfloat16_autocast_trains_without_leaving_float32_states():
+    model = build("deltanet", vocab_size=7, d_model=16)
+    with torch.autocast("cpu", torch.bfloat16):
+        y, states = model(tokens())
+    y.float().sum().backward()
+    assert states[0].S.dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"heads": 3}, "heads = 3 does not divide 128"),
+        ({"heads": 0}, "heads = 0"),
+        ({"eigenvalues": "[0, 1]"}, r'expected "\[0,1\]" or "\[-1,1\]"'),
+        ({"qk_activation": "slu"}, "Did you mean 'silu'"),
+        ({"householders": 0}, "expected at least 1"),
+        ({"layers": 0}, "layers is 0"),
+        ({"norm": "rmss"}, "Did you mean 'rms'"),
+        ({"mlp_ratio": -1.0}, "mlp_ratio is -1.0"),
+        ({"hedas": 2}, "Did you mean 'heads'"),
+    ],
+)
+def test_wrong_models_are_refused(changes, message):
+    with pytest.raises(UserError, match=message):
+        build("deltanet", vocab_size=7, **changes)
+
+
+def test_unknown_presets_suggest_the_nearest():
+    with pytest.raises(UserError, match="Did you mean 'deltanet'"):
+        model_config("deltant")
+
+
+def test_a_mixer_from_outside_fits_the_backbone():
+    """Any object with build(d_model, layers) is a mixer config."""
+
+    class Identity(torch.nn.Module):
+        def forward(self, x, state=None):
+            return x, state
+
+    class Config:
+        def build(self, d_model, layers):
+            return Identity()
+
+    logits, _ = Model(ModelConfig(Config(), d_model=8), 5, 5)(torch.zeros(1, 3, dtype=torch.long))
+    assert logits.shape == (1, 3, 5)

@@ -1,0 +1,225 @@
+"""Runs: named by their spec, finished once, resumed exactly, never half-written."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+
+from statetrack.errors import UserError
+from statetrack.files import load_tensors
+from statetrack.layers import model_config
+from statetrack.run import claim, load_run, run
+from statetrack.spec import RunSpec
+from statetrack.tasks import task
+from statetrack.training import Diverged, Interrupted, Options, evaluate
+from statetrack.training.checkpoint import checkpoints
+
+QUIET = {"say": lambda text: None}
+OFTEN = {"checkpoint_seconds": 0.0} | QUIET
+
+
+class Stop(Exception):
+    pass
+
+
+def run_until(spec, folder, step, **options):
+    """Run, and die without warning at the first log line from `step` on."""
+
+    def die(at, row):
+        if at >= step:
+            raise Stop
+
+    with pytest.raises(Stop):
+        run(spec, folder, Options(progress=die, **(OFTEN | options)))
+
+
+def test_a_run_leaves_spec_metrics_weights_and_result(small_spec, tmp_path):
+    done = run(small_spec, tmp_path, Options(**QUIET))
+    assert {p.name for p in tmp_path.iterdir()} == {".lock", "spec.json", "metrics.jsonl", "model.safetensors", "done.json"}
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == list(range(5, 41, 5))
+    assert rows[-1] == done["metrics"]
+    assert set(rows[-1]["accuracy"]) == {"8", "16"}
+    assert RunSpec.load(tmp_path / "spec.json") == small_spec
+
+
+def test_a_finished_run_is_not_run_twice(small_spec, tmp_path):
+    first = run(small_spec, tmp_path, Options(**QUIET))
+    again = run(small_spec, tmp_path, Options(progress=lambda step, row: pytest.fail("ran again"), **QUIET))
+    assert again == first
+
+
+def test_weights_load_into_the_model_that_made_the_metrics(small_spec, tmp_path):
+    done = run(small_spec, tmp_path, Options(**QUIET))
+    spec, model = load_run(tmp_path)
+    measured = evaluate(model, spec, torch.device("cpu"))
+    assert measured["accuracy"] == done["metrics"]["accuracy"]
+
+
+def test_the_safetensors_package_reads_our_weights(small_spec, tmp_path):
+    from safetensors.torch import load_file
+
+    run(small_spec, tmp_path, Options(**QUIET))
+    theirs, (ours, _) = load_file(tmp_path / "model.safetensors"), load_tensors(tmp_path / "model.safetensors")
+    assert theirs.keys() == ours.keys()
+    assert all(torch.equal(theirs[name], ours[name]) for name in ours)
+
+
+@pytest.mark.parametrize("mixer", ["deltanet", "mamba"])
+@pytest.mark.parametrize("step", [5, 20, 25])
+def test_a_resumed_run_ends_with_the_same_bytes(small_spec, tmp_path, step, mixer):
+    spec = replace(small_spec, model=model_config(mixer, d_model=8)).resolved()
+    run(spec, tmp_path / "whole", Options(**QUIET))
+    run_until(spec, tmp_path / "cut", step)
+    said = []
+    run(spec, tmp_path / "cut", Options(say=said.append))
+    assert any("Going on from step" in text for text in said)
+    for name in ("metrics.jsonl", "model.safetensors"):
+        assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def test_a_truncated_checkpoint_is_reported_and_passed_over(small_spec, tmp_path):
+    run(small_spec, tmp_path / "whole", Options(**QUIET))
+    cut = tmp_path / "cut"
+    run_until(small_spec, cut, 25)
+    newest, before = checkpoints(cut)[:2]
+    newest.write_bytes(newest.read_bytes()[:-100])
+    said = []
+    run(small_spec, cut, Options(say=said.append))
+    assert any(newest.name in text and "damaged" in text for text in said)
+    assert f"Going on from step {int(before.stem.split('-')[1])} of 40." in said
+    assert (cut / "metrics.jsonl").read_bytes() == (tmp_path / "whole" / "metrics.jsonl").read_bytes()
+
+
+def test_a_flipped_byte_in_a_checkpoint_is_noticed(small_spec, tmp_path):
+    run_until(small_spec, tmp_path, 25)
+    for path in checkpoints(tmp_path):
+        data = bytearray(path.read_bytes())
+        data[-1] ^= 1
+        path.write_bytes(data)
+    said = []
+    run(small_spec, tmp_path, Options(say=said.append))
+    assert sum("checksum" in text for text in said) == 2
+    assert "No checkpoint is whole: starting from step 0." in said
+
+
+@pytest.mark.slow
+def test_a_killed_process_resumes_to_the_same_metrics(small_spec, change, tmp_path):
+    """SIGKILL at three moments in one run, as a power cut would."""
+    spec = change(small_spec, steps=300)
+    run(spec, tmp_path / "whole", Options(**QUIET))
+    (tmp_path / "spec.json").write_text(json.dumps(spec.to_dict()))
+    cut = tmp_path / "cut"
+    command = [sys.executable, "-m", "statetrack.run", str(tmp_path / "spec.json"), "--out", str(cut)]
+    command += ["--checkpoint-seconds", "0", "--device", "cpu"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    kills = 0
+    for wanted in (1, 60, 150):
+        process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
+        while process.poll() is None and not _reached(cut, wanted):
+            time.sleep(0.005)
+        kills += process.poll() is None
+        process.kill()
+        process.wait()
+    assert kills == 3
+    subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, check=True)
+    assert (cut / "metrics.jsonl").read_bytes() == (tmp_path / "whole" / "metrics.jsonl").read_bytes()
+
+
+def _reached(folder, step):
+    return any(int(path.stem.split("-")[1]) >= step for path in checkpoints(folder))
+
+
+def test_control_c_saves_and_the_next_start_goes_on(small_spec, tmp_path):
+    def interrupt(step, row):
+        if step == 10:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(Interrupted, match="Stopped at step 10 of 40"):
+        run(small_spec, tmp_path / "cut", Options(progress=interrupt, **QUIET))
+    run(small_spec, tmp_path / "cut", Options(**QUIET))
+    run(small_spec, tmp_path / "whole", Options(**QUIET))
+    assert (tmp_path / "cut/metrics.jsonl").read_bytes() == (tmp_path / "whole/metrics.jsonl").read_bytes()
+
+
+def test_a_folder_of_another_spec_is_refused_and_kept(small_spec, change, tmp_path):
+    run(small_spec, tmp_path, Options(**QUIET))
+    before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
+    with pytest.raises(UserError, match=r"different spec \(lr 0.001, here 0.01\). Choose another --out"):
+        run(change(small_spec, lr=0.01), tmp_path, Options(**QUIET))
+    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
+
+
+def test_a_folder_in_use_is_refused(small_spec, tmp_path):
+    with claim(tmp_path), pytest.raises(UserError, match="written by another process"):
+        run(small_spec, tmp_path, Options(**QUIET))
+
+
+def test_a_full_disk_leaves_the_last_checkpoint_whole(small_spec, tmp_path, monkeypatch):
+    run(small_spec, tmp_path / "whole", Options(**QUIET))
+    cut = tmp_path / "cut"
+    run_until(small_spec, cut, 10)
+    real = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda fd: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(OSError, match="No space left"):
+        run(small_spec, cut, Options(**OFTEN))
+    monkeypatch.setattr(os, "fsync", real)
+    assert not [p for p in cut.iterdir() if p.name.startswith(".") and p.name != ".lock"]
+    run(small_spec, cut, Options(**QUIET))
+    assert (cut / "metrics.jsonl").read_bytes() == (tmp_path / "whole" / "metrics.jsonl").read_bytes()
+
+
+def test_a_loss_that_is_not_a_number_stops_the_run_with_advice(small_spec, change, tmp_path):
+    with pytest.raises(Diverged, match="smaller --lr"):
+        run(change(small_spec, lr=1e30, warmup=0.0, clip=0.0), tmp_path, Options(**QUIET))
+
+
+def test_training_seeds_share_the_evaluation_set(small_spec):
+    from torch import Generator
+
+    seen = []
+    for seed in (0, 1):
+        spec = replace(small_spec, seed=seed)
+        generator = Generator().manual_seed(spec.evaluation.eval_seed)
+        seen.append(spec.task.sample(4, (16, 16), generator).inputs)
+    assert torch.equal(*seen)
+
+
+@pytest.mark.parametrize("name", ["deltanet", "mamba", "dense-transition", "diagonal-toy"])
+def test_every_mixer_trains_on_the_paper_form_of_parity(name, small_spec, tmp_path):
+    changes = {} if name == "diagonal-toy" else {"d_model": 16}
+    spec = replace(
+        small_spec,
+        task=task("parity"),
+        model=model_config(name, **changes),
+        evaluation=replace(small_spec.evaluation, eval_lengths=(10, 20, 30)),
+    )
+    metrics = run(spec, tmp_path, Options(**QUIET))["metrics"]
+    assert list(metrics["accuracy"]) == ["10-19", "20-30"]
+    assert -1 <= metrics["scaled_accuracy"] <= 1
+
+
+def test_a_small_model_learns_parity_far_beyond_its_training_length(tmp_path):
+    """The effect itself, in miniature: [-1,1] solves eight times the training length, [0,1] guesses."""
+    from statetrack.spec import EvaluationConfig, TrainingConfig
+
+    accuracy = {}
+    for eigenvalues in ("[0,1]", "[-1,1]"):
+        model = model_config(
+            "deltanet-no-conv", d_model=32, heads=1, qk_activation="identity", eigenvalues=eigenvalues
+        )
+        spec = RunSpec(
+            task("parity-dense"),
+            model,
+            TrainingConfig(steps=150, batch=64, lr=1e-2, train_lengths=(16, 16), weight_decay=0.01),
+            EvaluationConfig(eval_lengths=(16, 128), eval_samples=256),
+        )
+        accuracy[eigenvalues] = run(spec, tmp_path / eigenvalues, Options(**QUIET))["metrics"]["accuracy"]["128"]
+    assert accuracy["[-1,1]"] > 0.95
+    assert 0.4 < accuracy["[0,1]"] < 0.6
