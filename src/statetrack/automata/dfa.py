@@ -4,6 +4,8 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from statetrack.errors import UserError
 
 
@@ -30,7 +32,9 @@ class DFA:
         n = _count_states(self.alphabet, transitions, start, accepting)
         tables = {letter: _checked_table(letter, transitions[letter], n) for letter in self.alphabet}
         if any(q is None for table in tables.values() for q in table):
-            tables = {letter: [n if q is None else q for q in table] + [n] for letter, table in tables.items()}
+            tables = {
+                letter: [n if q is None else q for q in table] + [n] for letter, table in tables.items()
+            }
         for q in [start, *accepting]:
             _check_state(q, n, "the start state" if q is start else "an accepting state")
         self.transitions: dict[str, tuple[int, ...]] = {a: tuple(t) for a, t in tables.items()}  # type: ignore[misc]
@@ -48,15 +52,23 @@ class DFA:
         return cls(letters, tables, 0, accepting).minimal()
 
     @classmethod
+    def from_group(cls, name: str) -> "DFA":
+        """A group by name, moving points from 0: S5, A5, Z7, D4, Q8, M11; see `named.py`."""
+        from statetrack.automata.named import named_group
+
+        return cls.from_permutations(named_group(name))
+
+    @classmethod
     def from_permutations(
         cls, permutations: Mapping[str, Sequence[int]], start: int = 0, accepting: Iterable[int] = (0,)
     ) -> "DFA":
         """The automaton whose letters permute the states: state q goes to permutations[letter][q]."""
         for letter, permutation in permutations.items():
-            if sorted(permutation) != list(range(len(permutation))):
+            if set(permutation) != set(range(len(permutation))):
                 raise UserError(
-                    f"DFA.from_permutations: letter {letter!r} maps the states to {list(permutation)}, which is no "
-                    f"permutation of 0 to {len(permutation) - 1}. Every state must be reached exactly once."
+                    f"DFA.from_permutations: letter {letter!r} maps the states to {list(permutation)}, "
+                    f"which is no permutation of 0 to {len(permutation) - 1}. Every state must be "
+                    f"reached exactly once."
                 )
         return cls(list(permutations), permutations, start, accepting)
 
@@ -67,8 +79,8 @@ class DFA:
             table = self.transitions.get(letter)
             if table is None:
                 raise UserError(
-                    f"DFA.run: letter {letter!r} at position {position} of the word is not in the alphabet "
-                    f"{''.join(self.alphabet) if all(len(a) == 1 for a in self.alphabet) else list(self.alphabet)!r}."
+                    f"DFA.run: letter {letter!r} at position {position} of the word is not in the "
+                    f"alphabet {list(self.alphabet)}."
                 )
             states.append(table[states[-1]])
         return states
@@ -76,6 +88,20 @@ class DFA:
     def accepts(self, word: Iterable[str]) -> bool:
         """Whether the word ends in an accepting state."""
         return self.run(word)[-1] in self.accepting
+
+    def run_tokens(self, tokens: np.ndarray) -> np.ndarray:
+        """The states after every token, (B, T), for words given as places in the alphabet, (B, T)."""
+        tokens = np.asarray(tokens)
+        if tokens.size and not 0 <= tokens.min() <= tokens.max() < len(self.alphabet):
+            raise UserError(
+                f"DFA.run_tokens: a token is outside 0 to {len(self.alphabet) - 1}, the alphabet's places."
+            )
+        table = np.array([self.transitions[letter] for letter in self.alphabet]).reshape(-1, self.n_states)
+        states = np.empty(tokens.shape, dtype=np.int64)
+        here = np.full(tokens.shape[0], self.start)
+        for t in range(tokens.shape[1]):
+            here = states[:, t] = table[tokens[:, t], here]
+        return states
 
     def reachable(self) -> list[int]:
         """The states that some word reaches, in breadth-first order from the start."""
@@ -167,13 +193,16 @@ class DFA:
         return hash(self.to_json())
 
     def __repr__(self) -> str:
-        return f"DFA({self.n_states} states over {list(self.alphabet)}, start {self.start}, accepting {sorted(self.accepting)})"
+        ends = f"start {self.start}, accepting {sorted(self.accepting)}"
+        return f"DFA({self.n_states} states over {list(self.alphabet)}, {ends})"
 
 
 def checked_alphabet(alphabet: Iterable[str]) -> tuple[str, ...]:
     """The letters as a tuple; they must be non-empty strings, each given once."""
     if not isinstance(alphabet, Iterable):
-        raise UserError(f"DFA: the alphabet is {alphabet!r}, expected the letters as a string or a list of strings.")
+        raise UserError(
+            f"DFA: the alphabet is {alphabet!r}, expected the letters as a string or a list of strings."
+        )
     letters = tuple(alphabet)
     for letter in letters:
         if not isinstance(letter, str) or not letter:
@@ -185,16 +214,26 @@ def checked_alphabet(alphabet: Iterable[str]) -> tuple[str, ...]:
 
 def _count_states(alphabet, transitions, start, accepting) -> int:
     if not isinstance(transitions, Mapping):
-        raise UserError(f"DFA: transitions is a {type(transitions).__name__}, expected letter -> list of next states.")
+        raise UserError(
+            f"DFA: transitions is a {type(transitions).__name__}, expected letter -> list of next states."
+        )
     for letter in alphabet:
         if letter not in transitions:
             raise UserError(f"DFA: letter {letter!r} has no row in transitions; use None for missing moves.")
     for letter in transitions:
         if letter not in alphabet:
-            raise UserError(f"DFA: transitions has a row for {letter!r}, which is not in the alphabet {list(alphabet)}.")
+            raise UserError(
+                f"DFA: transitions has a row for {letter!r}, which is not in the alphabet {list(alphabet)}."
+            )
+        if not isinstance(transitions[letter], Sequence) and not hasattr(transitions[letter], "__len__"):
+            raise UserError(
+                f"DFA: the row of letter {letter!r} is {transitions[letter]!r}, expected a list of states."
+            )
     lengths = {letter: len(transitions[letter]) for letter in alphabet}
     if len(set(lengths.values())) > 1:
-        raise UserError(f"DFA: the rows of transitions differ in length: {lengths}. Each needs one entry per state.")
+        raise UserError(
+            f"DFA: the rows of transitions differ in length: {lengths}. Each needs one entry per state."
+        )
     if lengths:
         n = next(iter(lengths.values()))
         if n == 0:

@@ -58,7 +58,9 @@ def dfa_to_svg(dfa: "DFA") -> str:
             path, at = _loop(places[q], side / 2)
         else:
             path, at = _arrow(places[q], places[target], bend=(target, q) in all_edges or n == 2)
-        parts.append(f'<path class="edge" data-from="{q}" data-to="{target}" d="{path}" marker-end="url(#tip)"/>')
+        parts.append(
+            f'<path class="edge" data-from="{q}" data-to="{target}" d="{path}" marker-end="url(#tip)"/>'
+        )
         parts.append(f'<text class="label" x="{at[0]:.1f}" y="{at[1]:.1f}">{escape(_shown(label))}</text>')
     x, y = places[dfa.start]
     dx, dy = _unit(x - side / 2, y - side / 2)
@@ -67,7 +69,9 @@ def dfa_to_svg(dfa: "DFA") -> str:
         f'L{x + (_NODE + 2) * dx:.1f} {y + (_NODE + 2) * dy:.1f}" marker-end="url(#tip)"/>'
     )
     for q, (x, y) in places.items():
-        ring = f'<circle class="acc" cx="{x:.1f}" cy="{y:.1f}" r="{_NODE - 4}"/>' if q in dfa.accepting else ""
+        ring = (
+            f'<circle class="acc" cx="{x:.1f}" cy="{y:.1f}" r="{_NODE - 4}"/>' if q in dfa.accepting else ""
+        )
         parts.append(
             f'<g id="state-{q}"><circle class="q" cx="{x:.1f}" cy="{y:.1f}" r="{_NODE}"/>{ring}'
             f'<text class="name" x="{x:.1f}" y="{y:.1f}">{q}</text></g>'
@@ -99,7 +103,9 @@ def _arrow(a: tuple[float, float], b: tuple[float, float], bend: bool) -> tuple[
     )
     # The label sits nearer to the source, where fewer arrows cross.
     t = 0.42
-    return path, tuple((1 - t) ** 2 * p + 2 * t * (1 - t) * c + t * t * q for p, c, q in ((x0, cx, x1), (y0, cy, y1)))  # type: ignore[return-value]
+    return path, tuple(
+        (1 - t) ** 2 * p + 2 * t * (1 - t) * c + t * t * q for p, c, q in ((x0, cx, x1), (y0, cy, y1))
+    )  # type: ignore[return-value]
 
 
 def _loop(place: tuple[float, float], centre: float) -> tuple[str, tuple[float, float]]:

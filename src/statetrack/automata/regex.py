@@ -1,6 +1,6 @@
 """Regular expressions to automata: a parser for the regular part of Python's `re`, and derivatives."""
 
-from statetrack.automata.regex_nodes import Builder, Node
+from statetrack.automata.regex_nodes import Builder, Node, TooComplex
 from statetrack.errors import UserError
 
 MAX_REPEAT = 2000
@@ -39,18 +39,25 @@ def compile_regex(pattern: str, alphabet: tuple[str, ...]) -> tuple[dict[str, li
     """
     for letter in alphabet:
         if len(letter) != 1:
-            raise UserError(f"regex: letter {letter!r} has {len(letter)} characters; a regex needs one per letter.")
+            raise UserError(
+                f"regex: letter {letter!r} has {len(letter)} characters; a regex needs one per letter."
+            )
     build = Builder(alphabet)
     order = [parse(pattern, build)]
     index = {order[0]: 0}
     tables: dict[str, list[int]] = {letter: [] for letter in alphabet}
     for node in order:
         for letter in alphabet:
-            target = build.derivative(node, letter)
+            try:
+                target = build.derivative(node, letter)
+            except TooComplex:
+                raise UserError(
+                    f"regex: {pattern!r} repeats too much to be turned into an automaton."
+                ) from None
             if target not in index:
                 if len(order) >= MAX_STATES:
                     raise UserError(
-                        f"regex: {pattern!r} needs more than {MAX_STATES} states; shorten the counted repetitions."
+                        f"regex: {pattern!r} needs more than {MAX_STATES} states; shorten its repetitions."
                     )
                 index[target] = len(order)
                 order.append(target)
@@ -242,5 +249,7 @@ class _Parser:
             self.fail(f"the range {text!r} does not go from a character to a later one", start)
         inside = {a for a in self.build.alphabet if low <= a <= high}  # type: ignore[operator]
         if not inside:
-            self.fail(f"the range {text!r} holds no letter of the alphabet {''.join(self.build.alphabet)!r}", start)
+            self.fail(
+                f"the range {text!r} holds no letter of the alphabet {''.join(self.build.alphabet)!r}", start
+            )
         return inside

@@ -17,12 +17,19 @@ class Node:
         self.derivatives: dict[str, Node] = {}
 
 
+class TooComplex(Exception):
+    """The derivatives of an expression take more work than they should."""
+
+
 class Builder:
     """Makes expressions over one alphabet, simplified just enough for finitely many derivatives."""
+
+    work_cap = 4_000_000  # members of unions looked at; a few seconds
 
     def __init__(self, alphabet: tuple[str, ...]):
         self.alphabet = alphabet
         self._nodes: dict[tuple, Node] = {}
+        self._work = 0
         self.nothing = self.letters(())
         self.empty = self._node("empty", (), True, 1)
         self.everything = self.star(self.letters(alphabet))
@@ -51,6 +58,9 @@ class Builder:
         stack = list(nodes)
         while stack:
             node = stack.pop()
+            self._work += 1
+            if self._work > self.work_cap:
+                raise TooComplex
             if node.kind == "union":
                 stack.extend(node.items)
             elif node.kind == "letters":
@@ -98,6 +108,10 @@ class Builder:
         """Between `low` and `high` repetitions; None means no upper bound."""
         if high is None:
             return self.concat([node] * low + [self.star(node)])
+        if node.kind == "star":
+            return node if high else self.empty
+        if node.kind == "union" and self.empty in node.items:
+            node, low = self.union(node.items - {self.empty}), 0  # (x?){m,n} = x{0,n}
         if node.nullable:
             return self.concat([node] * high)
         # x{0,3} as (x(x(x)?)?)?: linear in size, and one derivative per letter read.

@@ -76,14 +76,26 @@ def _check(u, delta, A, B, C, D, z, delta_bias, eigenvalues, initial_state) -> N
     checks.check_eigenvalues(op, eigenvalues)
     if u.ndim != 3 or A.ndim != 2:
         raise UserError(
-            f"{op}: u has shape {tuple(u.shape)} and A {tuple(A.shape)}, expected (batch, channels, time) and "
-            f"(channels, states). {order}"
+            f"{op}: u has shape {tuple(u.shape)} and A {tuple(A.shape)}, expected (batch, channels, time) "
+            f"and (channels, states). {order}"
         )
     for name, tensor in (("A", A), ("B", B), ("C", C)):
         if tensor.is_complex():
-            raise UserError(f"{op}: {name} is {tensor.dtype}, expected a real tensor. Complex states are not offered.")
+            raise UserError(
+                f"{op}: {name} is {tensor.dtype}, expected a real tensor. Complex states are not offered."
+            )
     checks.check_floating(
-        op, u.device, u=u, delta=delta, A=A, B=B, C=C, D=D, z=z, delta_bias=delta_bias, initial_state=initial_state
+        op,
+        u.device,
+        u=u,
+        delta=delta,
+        A=A,
+        B=B,
+        C=C,
+        D=D,
+        z=z,
+        delta_bias=delta_bias,
+        initial_state=initial_state,
     )
     (batch, channels, T), N = u.shape, A.shape[1]
     checks.check_shape(op, "delta", delta, (batch, channels, T), "(batch, channels, time)", order)
@@ -97,7 +109,9 @@ def _check(u, delta, A, B, C, D, z, delta_bias, eigenvalues, initial_state) -> N
     if delta_bias is not None:
         checks.check_shape(op, "delta_bias", delta_bias, (channels,), "(channels,)")
     if initial_state is not None:
-        checks.check_shape(op, "initial_state", initial_state, (batch, channels, N), "(batch, channels, states)")
+        checks.check_shape(
+            op, "initial_state", initial_state, (batch, channels, N), "(batch, channels, states)"
+        )
 
 
 def _check_weights(name: str, weights: Tensor, batch: int, channels: int, N: int, T: int) -> None:
@@ -112,7 +126,7 @@ def _check_weights(name: str, weights: Tensor, batch: int, channels: int, N: int
         checks.check_shape(op, name, weights, (batch, groups, N, T), "(batch, groups, states, time)")
         if groups == 0 or channels % groups:
             raise UserError(
-                f"{op}: {name} has {groups} groups, expected a number that divides the {channels} channels of u."
+                f"{op}: {name} has {groups} groups, expected a number that divides u's {channels} channels."
             )
     else:
         raise UserError(

@@ -19,6 +19,7 @@ from statetrack.ops.selective_scan.recurrence import run, run_back
 # shows (2 us on a CPU) and PyTorch leaves threads idle. Above the second, a block leaves the cache.
 STEP = {"cpu": 1 << 16, "cuda": 1 << 20}
 BLOCK = {"cpu": 1 << 20, "cuda": 1 << 25}
+# Steps of a lane, and the most lanes of a block: the two loops over a block in lanes are then equally long.
 LANE = 64
 LOG2_E = math.log2(math.e)
 
@@ -30,7 +31,7 @@ class BlockSize(NamedTuple):
 
 
 def block_size(batch: int, channels: int, N: int, device: str = "cpu") -> BlockSize:
-    """The size of a block, by width alone: the length changes nothing in how a step is computed.
+    """The size of a block, by width alone: lengths change nothing but how many blocks there are.
 
     At least N steps, so that the states kept between blocks are never more numbers than u.
     """
@@ -40,7 +41,8 @@ def block_size(batch: int, channels: int, N: int, device: str = "cpu") -> BlockS
     slab = sequences * width
     if slab > step // 32:
         return BlockSize(sequences, max(N, 16, block // slab), None)
-    return BlockSize(sequences, LANE * min(LANE, step // 8 // slab), LANE)
+    lanes = max(min(LANE, step // 8 // slab), -(-N // LANE))
+    return BlockSize(sequences, lanes * LANE, LANE)
 
 
 class Scan:
@@ -59,7 +61,7 @@ class Scan:
         self._memory = [x.new_empty(min(batch, sequences) * min(T, steps) * A.numel()) for _ in range(3)]
 
     def forward(self, state: Tensor, checkpoints: Tensor | None) -> Tensor:
-        """y (B, T, G, P). `state` (B, G, N, P) becomes the last one; `checkpoints` (chunks, ...) are filled."""
+        """y. `state` (B, G, N, P) becomes the last one; `checkpoints`, one per chunk, are filled."""
         y = torch.empty_like(self.x)
         for rows in self.rows:
             for i, times in enumerate(self.times):
@@ -70,8 +72,10 @@ class Scan:
                 state[rows] = h[:, -1]
         return y
 
-    def backward(self, checkpoints: Tensor, dy: Tensor, dstate: Tensor, wanted: set[str]) -> dict[str, Tensor]:
-        """The gradients in `wanted`, from dy (B, T, G, P) and that of the last state, which becomes the first's.
+    def backward(
+        self, checkpoints: Tensor, dy: Tensor, dstate: Tensor, wanted: set[str]
+    ) -> dict[str, Tensor]:
+        """The gradients in `wanted`, from dy and from that of the last state, which becomes the first one's.
 
             g_t = C_t dy_t + a_{t+1} g_{t+1}                         the gradient of h_t
             dB_t = sum_d g_t x_t        dC_t = sum_d h_t dy_t        dx_t = sum_n B_t g_t
@@ -80,14 +84,17 @@ class Scan:
         with a' the derivative of a in delta A: a itself in the range [0,1], a + 1 in [-1,1]. "y" in `wanted`
         gives the outputs again, for the gradient of what multiplies them.
         """
-        likes = {"x": self.x, "y": self.x, "delta": self.delta, "A": self.A, "B": self.B, "C": self.C}
-        out = {name: torch.zeros_like(like) for name, like in likes.items() if name in wanted}
+        out = {name: torch.empty_like(self.x) for name in ("x", "y", "delta") if name in wanted}
+        out |= {name: torch.zeros_like(getattr(self, name)) for name in ("A", "B", "C") if name in wanted}
         for rows in self.rows:
             for i, times in reversed(list(enumerate(self.times))):
                 self._backward_block(out, rows, times, checkpoints[i, rows], dy[rows, times], dstate[rows])
         return out
 
-    def _backward_block(self, out, rows: slice, times: slice, state: Tensor, dy: Tensor, dstate: Tensor) -> None:
+    def _backward_block(
+        self, out: dict[str, Tensor], rows: slice, times: slice, state: Tensor, dy: Tensor, dstate: Tensor
+    ) -> None:
+        """One block's part of `backward`: `state` entered it, `dstate` is the gradient of what left it."""
         a, h = self._states(rows, times, state)
         B, C = _cut(self.B, rows, times), _cut(self.C, rows, times)
         if "y" in out:
@@ -121,7 +128,7 @@ class Scan:
         return a, h
 
     def _state_gradients(self, a: Tensor, C: Tensor, dy: Tensor, dstate: Tensor) -> Tensor:
-        """g of one block. `dstate` is the gradient of the state that leaves, and becomes that of the one that enters."""
+        """g of one block. `dstate`, of the state that leaves it, becomes that of the state that entered."""
         g = self._block(2, dy)
         spread(C, dy, out=g)
         run_back(a, g, dstate, self.lane)
@@ -140,7 +147,7 @@ class Scan:
         return a.mul_(g)
 
     def _block(self, i: int, like: Tensor) -> Tensor:
-        """Memory for the states of a block, one per value (b, L, G, P) of `like` and state: (b, L, G, N, P)."""
+        """Memory for N numbers, (b, L, G, N, P), in place of every one of `like`, (b, L, G, P)."""
         shape = (*like.shape[:3], self.A.shape[1], like.shape[3])
         return self._memory[i][: math.prod(shape)].view(shape)
 

@@ -54,7 +54,8 @@ class _Chunked(torch.autograd.Function):
             ctx.save_for_backward(u, delta, A, B, C, D, z, delta_bias, checkpoints)
         out = y.to(u.dtype).mT
         # The memory layout follows that of u: contiguous for contiguous, no copy for a transposed (B, T, D).
-        return out.contiguous() if u.is_contiguous() else out, p.state_out(h)
+        # Detached, or autograd would forbid writing into what it takes for views of something hidden.
+        return (out.contiguous() if u.is_contiguous() else out).detach(), p.state_out(h).detach()
 
     @staticmethod
     @once_differentiable
@@ -73,21 +74,21 @@ def _gradients(need, dout, dlast, u, delta, A, B, C, D, z, delta_bias, checkpoin
     if z is not None:
         z = _time_first(z, p.u.dtype)
         dy = dout * F.silu(z)
-    wanted = {name for name in ("A", "B", "C") if name in need} | ({"y"} if "z" in need else set())
-    if need & {"delta", "delta_bias"}:
-        wanted |= {"x", "delta"}
-    if "u" in need:
-        wanted |= {"x"}
+    wanted = need & {"A", "B", "C"}
+    wanted |= {"x", "delta"} if need & {"delta", "delta_bias"} else {"x"} if "u" in need else set()
+    wanted |= {"y"} if "z" in need else set()
     dstate = p.state_in(dlast)
     g = p.scan.backward(checkpoints, dy.unflatten(2, (p.groups, -1)), dstate, wanted)
-    out = {name: _weights_out(g[name]) for name in ("A", "B", "C") if name in g} | {"state": p.state_out(dstate)}
+    out = {name: _weights_out(g[name]) for name in wanted & {"A", "B", "C"}}
+    out["state"] = p.state_out(dstate)
     skip = None if D is None else D.to(p.u.dtype)
+    if "D" in need:
+        out["D"] = (dy * p.u).sum((0, 1))
     if "z" in need:
         y = g["y"].flatten(2) if skip is None else g["y"].flatten(2).addcmul_(p.u, skip)
         out["z"] = torch.ops.aten.silu_backward(dout * y, z).mT
-    if "D" in need:
-        out["D"] = (dy * p.u).sum((0, 1))
     if "delta" in wanted:
+        # delta acts through x = delta u, and through a.
         ddelta = g["delta"].flatten(2).addcmul_(g["x"].flatten(2), p.u)
         if softplus:
             ddelta = torch.ops.aten.softplus_backward(ddelta, p.raw, 1.0, 20.0)
@@ -121,6 +122,7 @@ class _Prepared:
 
     @staticmethod
     def state_out(state: Tensor) -> Tensor:
+        """(B, G, N, P) as (B, D, N)."""
         return state.mT.flatten(1, 2)
 
 
@@ -135,6 +137,7 @@ def _weights_in(x: Tensor, groups: int) -> Tensor:
 
 
 def _weights_out(x: Tensor) -> Tensor:
+    """The way back from `_weights_in`."""
     return x.mT.flatten(0, 1) if x.ndim == 3 else x.permute(0, 2, 3, 1)
 
 

@@ -50,7 +50,7 @@ def run_back(a: Tensor, g: Tensor, dstate: Tensor, lane: int | None = None) -> N
 
 def _in_lanes(T: int, lane: int | None) -> int:
     """How many of the first T steps run in lanes: whole ones, and none if there is only one."""
-    return T // lane * lane if lane and T >= 2 * lane else 0
+    return T // lane * lane if lane and 2 * lane <= T else 0
 
 
 def _sweep(decays: Sequence[Tensor], values: Sequence[Tensor]) -> None:

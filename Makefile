@@ -1,0 +1,38 @@
+# make        set up once, then run the demo
+# make test   lint, types and all tests
+# make bench  the recurrences against other libraries
+
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: demo setup test lint types bench clean
+
+demo: setup
+	$(BIN)/statetrack demo
+
+setup: $(READY)
+
+# Everything goes through constraints.txt: a free resolve of torch downloads gigabytes. torch comes first, so
+# that no other package's requirement is resolved before its pin is in place.
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt setuptools torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $(READY)
+
+test: lint types
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -q
+
+lint: setup
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check --quiet
+
+types: setup
+	$(BIN)/basedpyright --level error
+
+bench: setup
+	$(BIN)/statetrack bench
+
+clean:
+	rm -rf .venv build src/*.egg-info

@@ -1,0 +1,35 @@
+"""Regular languages and linear RNNs: compile an automaton to exact weights, explain what can track it.
+
+dfa = DFA.from_regex("(ab|ba)*", "ab")
+analyse(dfa)                      sizes, groups, Householder factors per letter
+compile_dfa(dfa).states("abba")   the automaton's states, out of a linear recurrence
+compile_dfa(dfa).to_module()      the same as an nn.Module on the library's delta rule
+print(explain(dfa).text())        which model classes can track it, theorem by theorem
+factor(M)                         a matrix as generalised Householder factors
+obstruct.parity(A)                why A cannot, shown in finite precision
+"""
+
+from statetrack.automata import obstruct
+from statetrack.automata.analysis import Analysis, analyse
+from statetrack.automata.compiler import CompiledLRNN, compile_dfa
+from statetrack.automata.dfa import DFA
+from statetrack.automata.explain import Explanation, Verdict, explain
+from statetrack.automata.factor import Factorisation, factor
+from statetrack.automata.regex import RegexError
+from statetrack.automata.witness import Witness
+
+__all__ = [
+    "DFA",
+    "Analysis",
+    "CompiledLRNN",
+    "Explanation",
+    "Factorisation",
+    "RegexError",
+    "Verdict",
+    "Witness",
+    "analyse",
+    "compile_dfa",
+    "explain",
+    "factor",
+    "obstruct",
+]

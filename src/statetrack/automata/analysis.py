@@ -1,0 +1,122 @@
+"""What kind of automaton it is: sizes, groups, and the Householder factors its letters need."""
+
+from dataclasses import asdict, dataclass, field
+
+from statetrack.automata.dfa import DFA
+from statetrack.automata.faithful import faithful_degree
+from statetrack.automata.groups import GroupFacts, cycle_lengths, group_facts_within, perm_order
+from statetrack.automata.monoid import IMAGE_CAP, MONOID_CAP, ImageSets, monoid_size
+
+GROUP_WORK = 1_000_000  # generators times points looked at over all groups
+LARGE_DEGREE = 60  # groups on more points are left to recognition as S_n or A_n, and to small orders
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """Facts about the minimal automaton of the language. None means: not found within the limits.
+
+    `is_aperiodic`, `is_solvable` and `is_2group` speak of all groups inside the transition monoid, and
+    `group_orders` lists the orders above 1 of the permutator groups they are read from (see `monoid.py`).
+    `householders` gives per letter the factors its matrix on the states needs: |Q| - cycles for a
+    permutation, |Q| for a letter that merges states. `left_out` names the parts a limit cut short.
+    """
+
+    states: int
+    states_min: int
+    monoid_size: int | None
+    is_group: bool
+    is_aperiodic: bool | None
+    is_solvable: bool | None
+    is_2group: bool | None
+    group_orders: list[int]
+    min_faithful_degree: int | None
+    min_faithful_degree_exact: bool | None
+    householders: dict[str, int]
+    image_sets: int
+    left_out: list[str] = field(default_factory=list)
+
+    def to_dict(self) -> dict:
+        """Plain data, for JSON."""
+        return asdict(self)
+
+
+def analyse(dfa: DFA, *, monoid_cap: int = MONOID_CAP, image_cap: int = IMAGE_CAP) -> Analysis:
+    """Sizes, groups and Householder counts of a language, from image sets instead of the monoid."""
+    minimal = dfa.minimal()
+    images = image_sets(minimal, image_cap)
+    left_out: list[str] = []
+    if not images.complete:
+        left_out.append(f"image sets beyond the first {len(images.moves)}, and the groups on them")
+    facts, nontrivial, odd = _all_groups(images, left_out)
+    is_group = all(minimal.is_permutation(letter) for letter in minimal.alphabet)
+    known = images.complete and len(facts) == nontrivial
+    size = facts[0].order if is_group and facts else monoid_size(minimal, monoid_cap)
+    if size is None:
+        left_out.append(f"the size of the transition monoid, above {monoid_cap}")
+    degree, exact = _degree(minimal, facts, left_out) if is_group else (None, None)
+    return Analysis(
+        states=dfa.n_states,
+        states_min=minimal.n_states,
+        monoid_size=size,
+        is_group=is_group,
+        is_aperiodic=False if nontrivial else (True if images.complete else None),
+        is_solvable=False if any(not f.solvable for f in facts) else (True if known else None),
+        is_2group=False if odd or any(f.order & (f.order - 1) for f in facts) else (True if known else None),
+        group_orders=sorted({f.order for f in facts}),
+        min_faithful_degree=degree,
+        min_faithful_degree_exact=exact,
+        householders={letter: letter_householders(minimal, letter) for letter in minimal.alphabet},
+        image_sets=len(images.moves),
+        left_out=left_out,
+    )
+
+
+def image_sets(minimal: DFA, cap: int = IMAGE_CAP) -> ImageSets:
+    """The image sets within a budget that shrinks as sets grow."""
+    return ImageSets(minimal, min(cap, 2 + 600_000 // minimal.n_states))
+
+
+def letter_householders(dfa: DFA, letter: str) -> int:
+    """rank(A - I) for a permutation of the states, the width of a reset otherwise."""
+    if not dfa.is_permutation(letter):
+        return dfa.n_states
+    return dfa.n_states - len(cycle_lengths(dfa.transitions[letter]))
+
+
+def _all_groups(images: ImageSets, left_out: list[str]) -> tuple[list[GroupFacts], int, bool]:
+    """Facts about the non-trivial permutator groups, how many there are, whether an odd order showed."""
+    facts: list[GroupFacts] = []
+    known: dict[frozenset, GroupFacts] = {}
+    nontrivial = skipped = work = 0
+    odd = False
+    for image_class in images.classes:
+        generators = images.generators(image_class)
+        if not generators:
+            continue
+        nontrivial += 1
+        key, degree = frozenset(generators), image_class.representative.bit_count()
+        if key not in known:
+            work += len(generators) * degree
+            if work <= GROUP_WORK:
+                orders = [perm_order(g) for g in generators]
+                odd = odd or any(order & (order - 1) for order in orders)
+            found = group_facts_within(list(generators), LARGE_DEGREE) if work <= GROUP_WORK else None
+            if found is None:
+                skipped += 1
+                continue
+            known[key] = found
+        facts.append(known[key])
+    if skipped:
+        left_out.append(f"the order and solvability of {skipped} of {nontrivial} groups")
+    return facts, nontrivial, odd
+
+
+def _degree(minimal: DFA, facts: list[GroupFacts], left_out: list[str]) -> tuple[int | None, bool | None]:
+    if minimal.n_states == 1 or not minimal.alphabet:
+        return 1, True
+    if not facts:
+        return None, None
+    found = faithful_degree([minimal.transitions[letter] for letter in minimal.alphabet], facts[0].order)
+    if not found.exact:
+        left_out.append(f"the exact smallest faithful degree: {found.degree} is an upper bound")
+    return found.degree, found.exact

@@ -1,0 +1,185 @@
+"""Which model classes can track a language, and by which theorem."""
+
+from dataclasses import asdict, dataclass, field
+from typing import Literal
+
+from statetrack.automata import verdicts
+from statetrack.automata.analysis import Analysis, analyse, image_sets
+from statetrack.automata.cascade import ExcludedState
+from statetrack.automata.dfa import DFA
+from statetrack.automata.holonomy import Holonomy, TooManyImages
+from statetrack.automata.witness import Witness
+
+HOLONOMY_IMAGES = 5_000
+
+
+@dataclass(frozen=True)
+class ModelClass:
+    """A family of linear RNNs; `householders` are the factors per token, None for diagonal layers."""
+
+    name: str
+    kind: Literal["diagonal", "householder"]
+    eigenvalues: Literal["[0,1]", "[-1,1]"]
+    householders: int | None
+    layers: int | None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One row of the table: can this class track the language at every length, and who says so."""
+
+    model: ModelClass
+    answer: str  # "yes", "no" or "unknown"
+    reason: str
+    source: str
+    derived: bool = False  # from the theorem's argument, not from its statement
+    witness: Witness | None = None
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Everything `explain` found. `cheapest` is the first class of the table that suffices."""
+
+    dfa: DFA
+    analysis: Analysis
+    verdicts: list[Verdict]
+    cheapest: ModelClass
+    cascades: dict[str, list[int] | None] = field(default_factory=dict)
+
+    def to_dict(self) -> dict:
+        """Plain data, for JSON."""
+        return {
+            "alphabet": list(self.dfa.alphabet),
+            "analysis": self.analysis.to_dict(),
+            "verdicts": [asdict(verdict) for verdict in self.verdicts],
+            "cheapest": self.cheapest.name,
+            "cascades": self.cascades,
+        }
+
+    def text(self) -> str:
+        """The same for a terminal."""
+        a = self.analysis
+        given = f" ({a.states} given)" if a.states != a.states_min else ""
+        needed = [f"{letter}: {n}" for letter, n in a.householders.items()]
+        lines = [
+            f"states             {a.states_min} minimal{given}",
+            f"transition monoid  {_monoid(a)}",
+            f"groups inside      {_groups(a)}",
+            f"Householders       {', '.join(needed) or 'none'}",
+            f"cascades           {_cascades(self.cascades)}",
+        ]
+        if a.is_group:
+            bound = "" if a.min_faithful_degree_exact else " or fewer"
+            lines.append(f"faithful degree    {_big(a.min_faithful_degree)}{bound}")
+        lines += [f"left out           {part}" for part in a.left_out]
+        width = max(len(v.model.name) for v in self.verdicts)
+        lines.append("")
+        for v in self.verdicts:
+            source = v.source + (", derived" if v.derived else "")
+            lines.append(f"{v.model.name:<{width}}  {v.answer:<7}  {v.reason} [{source}]")
+            if v.witness is not None:
+                lines.append(f"{'':<{width}}  {'':<7}  witness: {v.witness}")
+        return "\n".join([*lines, "", f"cheapest class that suffices: {self.cheapest.name}"])
+
+
+def explain(dfa: DFA) -> Explanation:
+    """The table of model classes for the language of `dfa`; about its minimal automaton."""
+    minimal = dfa.minimal()
+    analysis = analyse(dfa)
+    facts = verdicts.Facts(minimal, analysis, image_sets(minimal))
+    rows = [
+        Verdict(model, *answer[:3], derived=answer[3], witness=answer[4])
+        for model, answer in (
+            (
+                ModelClass("diagonal [0,1]", "diagonal", "[0,1]", None, None),
+                verdicts.diagonal_positive(facts),
+            ),
+            (
+                ModelClass("DeltaNet [0,1]", "householder", "[0,1]", 1, None),
+                verdicts.positive_factors(facts, 1),
+            ),
+            (
+                ModelClass("DeltaProduct_2 [0,1]", "householder", "[0,1]", 2, None),
+                verdicts.positive_factors(facts, 2),
+            ),
+            (
+                ModelClass("DeltaProduct_k [0,1], k > 2", "householder", "[0,1]", 3, None),
+                verdicts.positive_many(facts),
+            ),
+            (
+                ModelClass("diagonal [-1,1]", "diagonal", "[-1,1]", None, None),
+                verdicts.diagonal_negative(facts),
+            ),
+            (
+                ModelClass("DeltaNet [-1,1], 1 layer", "householder", "[-1,1]", 1, 1),
+                verdicts.deltanet_one(facts),
+            ),
+            (
+                ModelClass("DeltaNet [-1,1], 2 layers", "householder", "[-1,1]", 1, 2),
+                verdicts.deltanet_two(facts),
+            ),
+            _product_row(facts),
+            (_cascade_class(minimal.n_states), verdicts.deltaproduct_many(facts)),
+        )
+    ]
+    cheapest = next(v.model for v in rows if v.answer == "yes")
+    return Explanation(dfa, analysis, rows, cheapest, cascade_sizes(minimal))
+
+
+def _product_row(facts: verdicts.Facts):
+    factors, answer = verdicts.deltaproduct_one(facts)
+    return ModelClass(
+        f"DeltaProduct_{factors or 'k'} [-1,1], 1 layer", "householder", "[-1,1]", factors, 1
+    ), answer
+
+
+def _cascade_class(n: int) -> ModelClass:
+    layers = max(1, n - 1)
+    name = f"DeltaProduct_{n} [-1,1], {layers} layer{'s' if layers > 1 else ''} (cascade)"
+    return ModelClass(name, "householder", "[-1,1]", n, layers)
+
+
+def cascade_sizes(minimal: DFA) -> dict[str, list[int] | None]:
+    """Level sizes of both cascades; None for holonomy when there are too many image sets."""
+    if minimal.n_states == 1 or not minimal.alphabet:
+        return {"excluded": [], "holonomy": []}
+    try:
+        holonomy = Holonomy(minimal, HOLONOMY_IMAGES).sizes
+    except TooManyImages:
+        holonomy = None
+    return {"excluded": ExcludedState(minimal).sizes, "holonomy": holonomy}
+
+
+def _monoid(a: Analysis) -> str:
+    size = "more elements than counted" if a.monoid_size is None else f"{_big(a.monoid_size)} elements"
+    return f"{size}, a group" if a.is_group else size
+
+
+def _groups(a: Analysis) -> str:
+    if a.is_aperiodic:
+        return "none: the language is star-free (aperiodic)"
+    if a.is_aperiodic is None:
+        return "none found within the limits"
+    kinds = {True: "solvable", False: "not all solvable", None: "solvability not settled"}[a.is_solvable]
+    orders = ", ".join(map(_big, a.group_orders)) or "not computed"
+    return f"orders {orders} ({kinds}{', 2-groups' if a.is_2group else ''})"
+
+
+def _cascades(sizes: dict[str, list[int] | None]) -> str:
+    return "; ".join(
+        f"{name} {'too many image sets' if found is None else _levels(found)}"
+        for name, found in sizes.items()
+    )
+
+
+def _levels(sizes: list[int]) -> str:
+    if not sizes:
+        return "no levels"
+    shown = ", ".join(map(str, sizes[:8])) + (", ..." if len(sizes) > 8 else "")
+    return f"{len(sizes)} level{'s' if len(sizes) > 1 else ''} of size{'s' if len(sizes) > 1 else ''} {shown}"
+
+
+def _big(n: int | None) -> str:
+    if n is None:
+        return "not computed"
+    return str(n) if n < 10**15 else f"about 10^{len(str(n)) - 1}"

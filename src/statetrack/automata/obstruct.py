@@ -1,0 +1,218 @@
+"""Theorems 1 and 2 on matrices you give, and what they look like in finite precision.
+
+Both theorems follow the word 1^k. If every A a layer can use has eigenvalues that are real and not negative,
+the rounded state settles and parity is out of reach; if they are merely real, it ends up alternating between
+two values, and a stack of L layers reaches the periods 1, 2, 4, ..., 2^L only.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+
+from statetrack.errors import UserError
+
+DTYPES = ("float16", "float32", "float64")
+TOLERANCE = 1e-7  # eigenvalues this close to the real line count as real
+PRODUCT_CAP = 4096
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """The state on 1^k for k = 0, 1, ..., in one format.
+
+    model "cast" is the proofs' idealisation: products and sums in high precision, rounded once each.
+    model "sequential" rounds after every step as a machine does. That is a finite automaton of its own and
+    can show periods the theorems exclude, because a rounding error may keep a decaying state from settling.
+    `settles_at` and `period` are None if no period of up to 64 showed within the steps.
+    """
+
+    dtype: str
+    model: str
+    states: np.ndarray
+    settles_at: int | None
+    period: int | None
+
+
+@dataclass(frozen=True)
+class Obstruction:
+    """`obstructed` says the theorem rules the task out; `reason` says why or why not."""
+
+    theorem: str
+    obstructed: bool
+    reason: str
+    eigenvalues: list[np.ndarray]
+    trajectories: list[Trajectory]
+
+    def text(self) -> str:
+        """The same for a terminal."""
+        lines = [f"{self.theorem}: {'ruled out' if self.obstructed else 'not ruled out'}; {self.reason}."]
+        for t in self.trajectories:
+            end = (
+                "no period of up to 64 yet"
+                if t.period is None
+                else f"period {t.period} from step {t.settles_at}"
+            )
+            lines.append(f"  {t.dtype:<8} {t.model:<10} {end}")
+        return "\n".join(lines)
+
+
+def parity(
+    A: object,
+    B: object = None,
+    H0: object = None,
+    *,
+    steps: int = 1000,
+    dtypes: Sequence[str] = DTYPES,
+    tolerance: float = TOLERANCE,
+) -> Obstruction:
+    """Theorem 1: can layers with these matrices A(x) recognise (11)*? One matrix, or a stack of them.
+
+    They can only if some eigenvalue is not a real number >= 0. The trajectories use the first matrix as
+    A(1), with B(1) = B (default 0) and H_0 = H0 (default all ones).
+    """
+    matrices = _checked("parity", A)
+    eigenvalues = [np.linalg.eigvals(M) for M in matrices]
+    free = [e for e in np.concatenate(eigenvalues) if abs(e.imag) > tolerance or e.real < -tolerance]
+    if free:
+        reason = f"the eigenvalue {_shown(free[0])} is not a real number >= 0"
+    else:
+        reason = "every eigenvalue is real and >= 0, so the rounded state on 1^k settles and parity does not"
+    paths = _trajectories("parity", matrices[0], B, H0, steps, dtypes)
+    return Obstruction("Theorem 1 (parity)", not free, reason, eigenvalues, paths)
+
+
+def counting(
+    layers: object,
+    m: int,
+    B: object = None,
+    H0: object = None,
+    *,
+    steps: int = 1000,
+    dtypes: Sequence[str] = DTYPES,
+    tolerance: float = TOLERANCE,
+) -> Obstruction:
+    """Theorem 2: can a stack of layers with these matrices recognise (1^m)*?
+
+    `layers` is one matrix, or for every layer the list of its matrices. Layer i is tested on all products
+    of 2^(i-1) of its matrices: the periods of the layers below make it see such words. Counting modulo an m
+    that is no power of two needs one product with an eigenvalue off the real line. The trajectories follow
+    the first layer's first matrix.
+    """
+    if not isinstance(m, int) or m < 1:
+        raise UserError(f"obstruct.counting: m is {m!r}, expected a whole number of at least 1.")
+    # One matrix has rows of numbers; a list of layers has matrices, or lists of them.
+    given = [layers] if not isinstance(layers, list | tuple) or np.ndim(layers[0]) < 2 else layers
+    stacks = [_checked("counting", layer) for layer in given]
+    eigenvalues = []
+    for i, matrices in enumerate(stacks):
+        length = 2**i
+        if len(matrices) ** length > PRODUCT_CAP:
+            raise UserError(
+                f"obstruct.counting: layer {i + 1} has {len(matrices)} matrices, and their products of "
+                f"{length} number more than {PRODUCT_CAP}. Give it fewer, or test fewer layers."
+            )
+        for word in product(matrices, repeat=length):
+            eigenvalues.append(np.linalg.eigvals(np.linalg.multi_dot(word) if length > 1 else word[0]))
+    free = [e for e in np.concatenate(eigenvalues) if abs(e.imag) > tolerance]
+    power_of_two = m & (m - 1) == 0
+    reachable = power_of_two and m <= 2 ** len(stacks)
+    if free:
+        reason = f"the eigenvalue {_shown(free[0])} is off the real line"
+    elif reachable:
+        reason = f"{m} is a power of two up to 2^{len(stacks)}, which real eigenvalues can reach"
+    else:
+        periods = " or ".join(str(2**i) for i in range(len(stacks) + 1))
+        reason = f"every eigenvalue is real, so the state on 1^k has period {periods}"
+    paths = _trajectories("counting", stacks[0][0], B, H0, steps, dtypes)
+    return Obstruction(
+        f"Theorem 2 (counting modulo {m})", not free and not reachable, reason, eigenvalues, paths
+    )
+
+
+def eventual_period(states: np.ndarray, longest: int = 64) -> tuple[int, int] | None:
+    """(first index, period) from which a sequence repeats, seen at least twice and on 16 entries; or None."""
+    rows = [row.tobytes() for row in np.ascontiguousarray(states)]
+    for period in range(1, min(longest, len(rows) // 3) + 1):
+        start = len(rows) - period
+        while start > 0 and rows[start - 1] == rows[start - 1 + period]:
+            start -= 1
+        if len(rows) - start >= max(3 * period, period + 16):
+            return start, period
+    return None
+
+
+def _checked(function: str, A: object) -> list[np.ndarray]:
+    """A matrix or a stack of them as a list of float64 matrices."""
+    try:
+        stack = np.asarray(A, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"obstruct.{function}: expected square matrices of one size.") from error
+    if stack.ndim == 2:
+        stack = stack[None]
+    if stack.ndim != 3 or stack.shape[1] != stack.shape[2] or stack.size == 0:
+        raise UserError(
+            f"obstruct.{function}: the matrices have shape {stack.shape}, expected (n, n) or (number, n, n)."
+        )
+    if not np.isfinite(stack).all():
+        raise UserError(f"obstruct.{function}: a matrix has an entry that is not finite.")
+    return list(stack)
+
+
+def _trajectories(
+    function: str, A: np.ndarray, B: object, H0: object, steps: int, dtypes
+) -> list[Trajectory]:
+    n = len(A)
+    b = np.zeros(n) if B is None else np.asarray(B, dtype=np.float64)
+    h = np.ones(n) if H0 is None else np.asarray(H0, dtype=np.float64)
+    if b.shape[:1] != (n,) or h.shape != b.shape:
+        raise UserError(
+            f"obstruct.{function}: B has shape {b.shape} and H0 {h.shape}, expected ({n},) or ({n}, d) each."
+        )
+    unknown = [name for name in dtypes if name not in DTYPES]
+    if unknown:
+        raise UserError(
+            f"obstruct.{function}: dtype {unknown[0]!r} is not known. Known: {', '.join(DTYPES)}."
+        )
+    paths = []
+    for name in dtypes:
+        for model, run in (("cast", _cast_model), ("sequential", _sequential_model)):
+            states = run(A, b, h, steps, np.dtype(name))
+            found = eventual_period(states) or (None, None)
+            paths.append(Trajectory(name, model, states, *found))
+    return paths
+
+
+def _cast(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Round to the nearest number of the format; what is too large becomes its largest number."""
+    largest = np.finfo(dtype).max
+    return np.clip(x, -np.longdouble(largest), np.longdouble(largest)).astype(dtype)
+
+
+def _cast_model(A: np.ndarray, b: np.ndarray, h: np.ndarray, steps: int, dtype: np.dtype) -> np.ndarray:
+    """cast(sum_{i<k} cast(A^i B) + cast(A^k H_0)), the products and sums in the longest format at hand."""
+    wide = np.longdouble
+    A, power_b, power_h = A.astype(wide), b.astype(wide), h.astype(wide)
+    total, states = np.zeros_like(power_b), []
+    with np.errstate(over="ignore", invalid="ignore", under="ignore"):
+        for _ in range(steps + 1):
+            states.append(_cast(total + _cast(power_h, dtype).astype(wide), dtype))
+            total = total + _cast(power_b, dtype).astype(wide)
+            power_b, power_h = A @ power_b, A @ power_h
+    return np.stack(states)
+
+
+def _sequential_model(A: np.ndarray, b: np.ndarray, h: np.ndarray, steps: int, dtype: np.dtype) -> np.ndarray:
+    """h <- A h + B with every number in the format."""
+    A, b, state = A.astype(dtype), b.astype(dtype), h.astype(dtype)
+    states = [state]
+    with np.errstate(over="ignore", invalid="ignore", under="ignore"):
+        for _ in range(steps):
+            state = (A @ state + b).astype(dtype)
+            states.append(state)
+    return np.stack(states)
+
+
+def _shown(e: complex) -> str:
+    return f"{e.real:.4g}" if abs(e.imag) < 1e-12 else f"{e.real:.4g}{e.imag:+.4g}i"

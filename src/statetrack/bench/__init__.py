@@ -1,0 +1,1 @@
+"""Benchmarks: the same work by us and by others, timed in turn in one process, as ratios."""

@@ -1,0 +1,131 @@
+"""What is timed: an op, its shape, and who can run it. Inputs and gradients are the same for everybody."""
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from statetrack.errors import UserError, require
+from statetrack.ops import delta_rule, selective_scan
+
+Work = Callable[[], None]  # one forward and backward
+
+
+@dataclass(frozen=True)
+class DeltaRuleCase:
+    """Forward and backward of the delta rule, float32; the peer is the PyTorch chunk rule of transformers."""
+
+    B: int
+    T: int
+    H: int
+    d: int
+
+    peer_name = "transformers"
+
+    @property
+    def name(self) -> str:
+        return f"delta_rule B{self.B} T{self.T} H{self.H} d{self.d}"
+
+    def _inputs(self) -> tuple[list[Tensor], Tensor]:
+        generator = torch.Generator().manual_seed(0)
+        shape = (self.B, self.T, self.H, self.d)
+        q, k, v, do = (torch.randn(shape, generator=generator) for _ in range(4))
+        beta = 2 * torch.rand(shape[:3], generator=generator)
+        return [x.requires_grad_() for x in (q, k, v, beta)], do
+
+    def ours(self) -> Work:
+        (q, k, v, beta), do = self._inputs()
+        return lambda: delta_rule(q, k, v, beta, use_qk_l2norm_in_kernel=True)[0].backward(do)
+
+    def peer(self) -> Work:
+        module = require(
+            "transformers.models.qwen3_next.modeling_qwen3_next", extra="bench", for_="comparing with transformers"
+        )
+        rule = module.torch_chunk_gated_delta_rule
+        (q, k, v, beta), do = self._inputs()
+        no_decay = torch.zeros_like(beta)  # the ungated rule is the gated one without decay
+        return lambda: rule(q, k, v, no_decay, beta, use_qk_l2norm_in_kernel=True)[0].backward(do)
+
+
+@dataclass(frozen=True)
+class SelectiveScanCase:
+    """Forward and backward of the selective scan, float32; the peer is mambapy's parallel scan."""
+
+    B: int
+    T: int
+    D: int
+    N: int
+    eigenvalues: str = "[0,1]"
+
+    peer_name = "mambapy"
+
+    @property
+    def name(self) -> str:
+        return f"selective_scan B{self.B} T{self.T} D{self.D} N{self.N}"
+
+    def _inputs(self) -> tuple[list[Tensor], Tensor]:
+        """u, delta (B, T, D), A (D, N), B, C (B, T, N), D (D,) and the gradient of the output, time first."""
+        generator = torch.Generator().manual_seed(0)
+        u, dy = (torch.randn(self.B, self.T, self.D, generator=generator) for _ in range(2))
+        delta = 0.1 * torch.rand(self.B, self.T, self.D, generator=generator)
+        A = -torch.arange(1.0, self.N + 1).repeat(self.D, 1)
+        B, C = (torch.randn(self.B, self.T, self.N, generator=generator) for _ in range(2))
+        D = torch.ones(self.D)
+        return [x.requires_grad_() for x in (u, delta, A, B, C, D)], dy
+
+    def ours(self) -> Work:
+        (u, delta, A, B, C, D), dy = self._inputs()
+
+        def work() -> None:
+            y = selective_scan(u.mT, delta.mT, A, B.mT, C.mT, D, eigenvalues=self.eigenvalues)
+            y.backward(dy.mT)
+
+        return work
+
+    def peer(self) -> Work:
+        """The scan of mambapy's MambaBlock: materialise a and B u for every state, scan, contract with C."""
+        pscan = require("mambapy.pscan", extra="bench", for_="comparing with mambapy").pscan
+        (u, delta, A, B, C, D), dy = self._inputs()
+
+        def work() -> None:
+            a = torch.exp(delta.unsqueeze(-1) * A)
+            x = delta.unsqueeze(-1) * B.unsqueeze(2) * u.unsqueeze(-1)
+            y = (pscan(a, x) @ C.unsqueeze(-1)).squeeze(3) + D * u
+            y.backward(dy)
+
+        return work
+
+
+Case = DeltaRuleCase | SelectiveScanCase
+KINDS = {cls.__name__: cls for cls in (DeltaRuleCase, SelectiveScanCase)}
+
+CPU_CASES: list[Case] = [
+    SelectiveScanCase(8, 512, 256, 16),
+    SelectiveScanCase(64, 40, 256, 16),
+    DeltaRuleCase(8, 512, 4, 32),
+    DeltaRuleCase(64, 33, 4, 32),
+    DeltaRuleCase(1, 2048, 8, 128),
+]
+
+LENGTHS = tuple(1024 * 2**i for i in range(7))  # 1k to 64k
+
+
+def growth_cases() -> list[list[Case]]:
+    """The same model on longer and longer sequences, op by op."""
+    return [
+        [SelectiveScanCase(1, T, 256, 16) for T in LENGTHS],
+        [DeltaRuleCase(1, T, 4, 32) for T in LENGTHS],
+    ]
+
+
+def work_of(case: Case, who: str) -> Work:
+    """One side of a comparison: "ours" or "peer"."""
+    if who not in ("ours", "peer"):
+        raise UserError(f"bench: {who!r} is not known, expected ours or peer.")
+    return getattr(case, who)()
+
+
+def as_dict(case: Case) -> dict:
+    return {"kind": type(case).__name__} | dataclasses.asdict(case)

@@ -1,0 +1,578 @@
+"""The selective scan: every backend against the loop that defines it, the loop against the mathematics."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mambapy.pscan import pscan
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from statetrack.errors import UserError
+from statetrack.ops import checked, selective_scan
+from statetrack.ops.selective_scan import blocks
+
+RANGES = ("[0,1]", "[-1,1]")
+EXTRAS = ("D", "z", "delta_bias", "initial_state")
+
+
+def random_inputs(B=3, T=7, D=6, N=4, *, weights=(1, 1), extras=EXTRAS, seed=0):
+    """Inputs by name, float64, delta >= 0 and A < 0. `weights` gives the forms of B and C: a number of
+    groups, 1 for (B, N, T), or 0 for constant ones."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape):
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    def weight(groups):
+        return normal(D, N) if groups == 0 else normal(B, N, T) if groups == 1 else normal(B, groups, N, T)
+
+    inputs = {
+        "u": normal(B, D, T),
+        "delta": normal(B, D, T).square(),
+        "A": -normal(D, N).exp(),
+        "B": weight(weights[0]),
+        "C": weight(weights[1]),
+        "D": normal(D),
+        "z": normal(B, D, T),
+        "delta_bias": normal(D).square(),
+        "initial_state": normal(B, D, N),
+    }
+    return {name: x for name, x in inputs.items() if name in extras or name not in EXTRAS}
+
+
+def run(inputs, backend, dtype=torch.float64, wrt=None, **options):
+    """Outputs, last state and gradients of the inputs in `wrt`, for a fixed random loss on both results."""
+    wrt = list(inputs) if wrt is None else wrt
+    leaves = {name: x.to(dtype).requires_grad_(name in wrt) for name, x in inputs.items()}
+    out, h = selective_scan(**leaves, return_last_state=True, backend=backend, **options)
+    generator = torch.Generator().manual_seed(7)
+    weights = [torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x.dtype) for x in (out, h)]
+    loss = (out * weights[0]).sum() + (h * weights[1]).sum()
+    gradients = torch.autograd.grad(loss, [leaves[name] for name in wrt])
+    return {"out": out, "h": h} | {f"d{name}": x for name, x in zip(wrt, gradients, strict=True)}
+
+
+def assert_same(actual, expected, rtol, atol):
+    assert actual.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(
+            actual[name].double(),
+            value.double(),
+            rtol=rtol,
+            atol=atol,
+            msg=lambda m, name=name: f"{name}: {m}",
+        )
+
+
+def cut(inputs, start, stop, initial_state):
+    """The inputs of some time steps only, entered by a state."""
+    time = {"u": 2, "delta": 2, "z": 2, "B": inputs["B"].ndim - 1, "C": inputs["C"].ndim - 1}
+    part = {
+        name: x.narrow(time[name], start, stop - start) if name in time else x for name, x in inputs.items()
+    }
+    return part | {"initial_state": initial_state}
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    """Blocks of two sequences and sixteen steps for D N = 24, so that small inputs need many."""
+    monkeypatch.setitem(blocks.STEP, "cpu", 64)
+    monkeypatch.setitem(blocks.BLOCK, "cpu", 0)
+    assert blocks.block_size(3, 6, 4) == (2, 16, None)
+
+
+@pytest.fixture
+def small_lanes(monkeypatch):
+    """Blocks of sixteen steps in four lanes for three sequences with D N = 24."""
+    monkeypatch.setattr(blocks, "LANE", 4)
+    monkeypatch.setitem(blocks.STEP, "cpu", 24 * 3 * 32)
+    assert blocks.block_size(3, 6, 4) == (3, 16, 4)
+
+
+# Every backend against the definition
+
+
+@pytest.mark.parametrize("eigenvalues", RANGES)
+@pytest.mark.parametrize("softplus", [False, True])
+@pytest.mark.parametrize("extras", [(), ("D",), ("z",), ("delta_bias",), ("initial_state",), EXTRAS], ids=str)
+def test_chunked_matches_reference(extras, softplus, eigenvalues):
+    inputs = random_inputs(T=19, extras=extras)
+    options = {"delta_softplus": softplus, "eigenvalues": eigenvalues}
+    expected = run(inputs, "reference", **options)
+    assert_same(run(inputs, "chunked", **options), expected, rtol=1e-11, atol=1e-11)
+    single = run(inputs, "chunked", torch.float32, **options)
+    assert_same(single, run(inputs, "reference", torch.float32, **options), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("C", [0, 1, 2, 3])
+@pytest.mark.parametrize("B", [0, 1, 2, 6])
+def test_chunked_matches_reference_for_every_form_of_B_and_C(B, C):
+    inputs = random_inputs(T=9, weights=(B, C))
+    expected = run(inputs, "reference", eigenvalues="[-1,1]")
+    assert_same(run(inputs, "chunked", eigenvalues="[-1,1]"), expected, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("eigenvalues", RANGES)
+@pytest.mark.parametrize("T", [1, 2, 15, 16, 17, 32, 33])
+@pytest.mark.parametrize("weights", [(1, 1), (0, 2)])
+def test_chunked_matches_reference_around_the_block_size(T, weights, eigenvalues, small_blocks):
+    inputs = random_inputs(T=T, weights=weights)
+    expected = run(inputs, "reference", eigenvalues=eigenvalues)
+    assert_same(run(inputs, "chunked", eigenvalues=eigenvalues), expected, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("eigenvalues", RANGES)
+@pytest.mark.parametrize("T", [1, 3, 4, 7, 8, 9, 15, 16, 17, 24, 29, 37])
+def test_chunked_matches_reference_around_the_lane_size(T, eigenvalues, small_lanes):
+    inputs = random_inputs(T=T)
+    expected = run(inputs, "reference", eigenvalues=eigenvalues)
+    assert_same(run(inputs, "chunked", eigenvalues=eigenvalues), expected, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize(("B", "T", "D", "N"), [(2, 700, 8, 4), (18, 20, 256, 16), (1, 17, 300, 7)])
+def test_chunked_matches_reference_in_float32_at_the_sizes_it_is_used_with(B, T, D, N):
+    inputs = random_inputs(B, T, D, N)
+    expected = run(inputs, "reference", torch.float32, eigenvalues="[-1,1]")
+    # Gradients of D and the bias add up B T terms, so their absolute error grows with their size.
+    actual = run(inputs, "chunked", torch.float32, eigenvalues="[-1,1]")
+    scale = {name: x.abs().max().clamp(min=1) for name, x in expected.items()}
+    assert_same(
+        {k: x / scale[k] for k, x in actual.items()},
+        {k: x / scale[k] for k, x in expected.items()},
+        1e-4,
+        1e-5,
+    )
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    B=st.integers(1, 5),
+    T=st.integers(1, 40),
+    groups=st.sampled_from([1, 2, 3]),
+    P=st.integers(1, 7),
+    N=st.integers(1, 9),
+    constant=st.sampled_from([(False, False), (True, False), (False, True), (True, True)]),
+    extras=st.sets(st.sampled_from(EXTRAS)),
+    eigenvalues=st.sampled_from(RANGES),
+    softplus=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+def test_chunked_matches_reference_for_any_shape(
+    B, T, groups, P, N, constant, extras, eigenvalues, softplus, seed
+):
+    weights = tuple(0 if fixed else groups for fixed in constant)
+    inputs = random_inputs(B, T, groups * P, N, weights=weights, extras=extras, seed=seed)
+    options = {"eigenvalues": eigenvalues, "delta_softplus": softplus}
+    expected = run(inputs, "reference", **options)
+    assert_same(run(inputs, "chunked", **options), expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("eigenvalues", RANGES)
+@pytest.mark.parametrize("backend", ["reference", "chunked"])
+def test_gradients_match_finite_differences(backend, eigenvalues):
+    inputs = random_inputs(B=2, T=3, D=4, N=2, weights=(2, 0))
+
+    def scan(*tensors):
+        return selective_scan(
+            **dict(zip(inputs, tensors, strict=True)),
+            delta_softplus=True,
+            return_last_state=True,
+            eigenvalues=eigenvalues,
+            backend=backend,
+        )
+
+    assert torch.autograd.gradcheck(scan, [x.requires_grad_() for x in inputs.values()])
+
+
+@pytest.mark.parametrize("name", ["u", "delta", "A", "B", "C", *EXTRAS])
+def test_a_gradient_does_not_depend_on_which_others_are_asked_for(name):
+    inputs = random_inputs()
+    expected = run(inputs, "chunked", delta_softplus=True)
+    alone = run(inputs, "chunked", wrt=[name], delta_softplus=True)
+    assert_same(alone, {key: expected[key] for key in alone}, rtol=1e-12, atol=1e-12)
+
+
+def test_each_result_alone_has_gradients():
+    inputs = random_inputs()
+    for result in (0, 1):
+        gradients = []
+        for backend in ("reference", "chunked"):
+            leaves = {name: x.clone().requires_grad_() for name, x in inputs.items()}
+            value = selective_scan(**leaves, return_last_state=True, backend=backend)[result]
+            gradients.append(
+                torch.autograd.grad(value.sum(), [leaves[x] for x in ("u", "A", "initial_state")])
+            )
+        torch.testing.assert_close(*gradients, rtol=1e-11, atol=1e-11)
+
+
+def test_second_derivatives_are_refused_not_wrong():
+    inputs = {name: x.requires_grad_() for name, x in random_inputs().items()}
+    out = selective_scan(**inputs, backend="chunked")
+    (du,) = torch.autograd.grad(out.square().sum(), inputs["u"], create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        du.sum().backward()
+
+
+# The definition against others
+
+
+def test_positive_range_matches_the_parallel_scan_of_mambapy():
+    inputs = random_inputs(B=2, T=21, D=5, N=3, extras=("D",))
+    leaves = {name: x.clone().requires_grad_() for name, x in inputs.items()}
+    u, delta, B, C = (leaves[name].mT for name in ("u", "delta", "B", "C"))
+    states = pscan(torch.exp(delta[..., None] * leaves["A"]), (delta * u)[..., None] * B[:, :, None])
+    expected = ((states @ C[..., None]).squeeze(3) + leaves["D"] * u).mT
+    expected_gradients = torch.autograd.grad(expected.square().sum(), list(leaves.values()))
+    for backend in ("reference", "chunked"):
+        leaves = {name: x.clone().requires_grad_() for name, x in inputs.items()}
+        out, h = selective_scan(**leaves, return_last_state=True, backend=backend)
+        torch.testing.assert_close(out, expected)
+        torch.testing.assert_close(h, states[:, -1])
+        gradients = torch.autograd.grad(out.square().sum(), list(leaves.values()))
+        torch.testing.assert_close(gradients, expected_gradients)
+
+
+@pytest.mark.parametrize("backend", ["reference", "chunked"])
+@pytest.mark.parametrize("eigenvalues", RANGES)
+def test_both_ranges_match_a_loop_over_every_index_in_numpy(eigenvalues, backend):
+    inputs = random_inputs(B=2, T=5, D=4, N=3, weights=(2, 1))
+    u, delta, A, B, C, D, z, bias, state = (x.numpy() for x in inputs.values())
+    expected, h = np.zeros_like(u), state.copy()
+    for b, d, t in np.ndindex(*u.shape):
+        step = np.log1p(np.exp(delta[b, d, t] + bias[d]))
+        a = np.exp(step * A[d]) if eigenvalues == "[0,1]" else 2 * np.exp(step * A[d]) - 1
+        h[b, d] = a * h[b, d] + step * B[b, d // 2, :, t] * u[b, d, t]
+        y = C[b, :, t] @ h[b, d] + D[d] * u[b, d, t]
+        expected[b, d, t] = y * z[b, d, t] / (1 + np.exp(-z[b, d, t]))
+    out, last = selective_scan(
+        **inputs, delta_softplus=True, return_last_state=True, eigenvalues=eigenvalues, backend=backend
+    )
+    np.testing.assert_allclose(out, expected, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(last, h, rtol=1e-12, atol=1e-12)
+
+
+# Carried states
+
+
+@pytest.mark.parametrize("eigenvalues", RANGES)
+@pytest.mark.parametrize("backend", ["reference", "chunked"])
+@pytest.mark.parametrize("split", [0, 1, 16, 20, 33])
+def test_two_halves_with_carried_state_equal_one_pass(split, backend, eigenvalues, small_blocks):
+    inputs = random_inputs(T=33, weights=(1, 2))
+    options = {"return_last_state": True, "eigenvalues": eigenvalues, "backend": backend}
+    expected, last = selective_scan(**inputs, **options)
+    first, h = selective_scan(**cut(inputs, 0, split, inputs["initial_state"]), **options)
+    second, h = selective_scan(**cut(inputs, split, 33, h), **options)
+    torch.testing.assert_close(torch.cat([first, second], dim=2), expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(h, last, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("eigenvalues", RANGES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("D", [6, 512])
+def test_single_steps_after_a_prefill_equal_the_full_pass(D, dtype, eigenvalues):
+    inputs = {name: x.to(dtype) for name, x in random_inputs(T=12, D=D).items()}
+    options = {"return_last_state": True, "eigenvalues": eigenvalues, "delta_softplus": True}
+    expected, last = selective_scan(**inputs, **options)
+    out, h = selective_scan(**cut(inputs, 0, 7, inputs["initial_state"]), **options)
+    outputs = [out]
+    for t in range(7, 12):
+        out, h = selective_scan(**cut(inputs, t, t + 1, h), **options)
+        outputs.append(out)
+    torch.testing.assert_close(h, last, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(torch.cat(outputs, dim=2), expected)
+    if D == 512:
+        # At real widths states go through the same operations in the same order, to the last bit. At small
+        # ones PyTorch may leave a number to the scalar end of a vector loop, which rounds once more.
+        assert torch.equal(h, last)
+
+
+def test_gradients_flow_through_a_carried_state(small_blocks):
+    inputs = random_inputs(T=20)
+    whole = {name: x.clone().requires_grad_() for name, x in inputs.items()}
+    expected = torch.autograd.grad(selective_scan(**whole).square().sum(), list(whole.values()))
+    parts = {name: x.clone().requires_grad_() for name, x in inputs.items()}
+    first, h = selective_scan(**cut(parts, 0, 9, parts["initial_state"]), return_last_state=True)
+    second = selective_scan(**cut(parts, 9, 20, h))
+    actual = torch.autograd.grad(first.square().sum() + second.square().sum(), list(parts.values()))
+    torch.testing.assert_close(actual, expected, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("backend", ["reference", "chunked"])
+@pytest.mark.parametrize(("B", "T"), [(2, 0), (0, 5), (0, 0)])
+def test_nothing_in_gives_nothing_out_and_keeps_the_state(B, T, backend):
+    inputs = {name: x.requires_grad_() for name, x in random_inputs(B=B, T=T, weights=(2, 1)).items()}
+    out, h = selective_scan(**inputs, return_last_state=True, backend=backend)
+    (out.sum() + h.sum()).backward()
+    assert out.shape == (B, 6, T)
+    assert torch.equal(h, inputs["initial_state"])
+    assert torch.equal(inputs["initial_state"].grad, torch.ones_like(h))
+
+
+# Theorem 1, from both sides: the input 1^k, one channel, one state
+
+
+@pytest.mark.parametrize("delta", [0.01, 0.5, 3.0, 50.0])
+@pytest.mark.parametrize(("backend", "slack"), [("reference", 0.0), ("chunked", 1e-6)])
+def test_with_eigenvalues_in_0_1_the_state_settles(backend, slack, delta):
+    """Nothing tells even from odd. Chunked has slack: in lanes, rounding depends on the place in a lane."""
+    ones = torch.ones(1, 1, 10_000)
+    out = selective_scan(
+        ones, delta * ones, -ones[0, :, :1], ones, ones, initial_state=1000 * ones[:, :, :1], backend=backend
+    )
+    changes = out.flatten().diff()
+    assert (changes <= slack * out.flatten()[1:]).all()
+    assert (changes[-1000:].abs() <= slack * out.flatten()[-1]).all()
+
+
+def test_with_eigenvalues_in_minus_1_1_the_state_alternates_for_ever():
+    ones = torch.ones(1, 1, 10_000)
+    states = selective_scan(
+        ones, 50 * ones, -ones[0, :, :1], 0 * ones, ones, initial_state=ones[:, :, :1], eigenvalues="[-1,1]"
+    ).flatten()
+    assert torch.equal(states, (-1.0) ** torch.arange(1, 10_001))
+
+
+@settings(max_examples=15, deadline=None)
+@given(bits=st.lists(st.booleans(), min_size=1, max_size=400))
+def test_one_state_computes_parity_at_any_length(bits):
+    """a = 1 on zeros (delta = 0) and -1 on ones (delta so large that exp underflows): the change of Eq. 2."""
+    bits = torch.tensor(bits)
+    ones = torch.ones(1, 1, len(bits))
+    out = selective_scan(
+        0 * ones,
+        200.0 * bits.view(1, 1, -1),
+        -ones[0, :, :1],
+        ones,
+        ones,
+        initial_state=ones[:, :, :1],
+        eigenvalues="[-1,1]",
+    )
+    assert torch.equal(out.flatten() < 0, bits.cumsum(0) % 2 == 1)
+
+
+# Precision, memory, layouts
+
+
+@pytest.mark.parametrize("backend", ["reference", "chunked"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_halves_give_halves_and_a_float32_state(dtype, backend):
+    inputs = random_inputs(T=30)
+    results = run(inputs, backend, dtype)
+    assert results["h"].dtype == torch.float32
+    assert {name: x.dtype for name, x in results.items() if name != "h"} == {
+        x: dtype for x in results if x != "h"
+    }
+    rounded = {name: x.to(dtype).double() for name, x in inputs.items()}
+    expected = run(rounded, "reference")
+    # Only inputs and results are rounded: the state is exact to float32, the output to half an ulp.
+    torch.testing.assert_close(results["h"].double(), expected["h"], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        results["out"], expected["out"].to(dtype), rtol=torch.finfo(dtype).eps, atol=1e-5
+    )
+
+
+def test_parameters_may_stay_in_float32_beside_inputs_in_halves():
+    inputs = random_inputs()
+    leaves = {name: x.bfloat16() if name in ("u", "delta", "z") else x.float() for name, x in inputs.items()}
+    leaves = {name: x.requires_grad_() for name, x in leaves.items()}
+    out, h = selective_scan(**leaves, return_last_state=True)
+    (out.sum() + h.sum()).backward()
+    assert (out.dtype, h.dtype) == (torch.bfloat16, torch.float32)
+    assert all(x.grad.dtype == x.dtype for x in leaves.values())
+
+
+@pytest.mark.parametrize("backend", ["reference", "chunked"])
+def test_autocast_does_not_lower_the_precision(backend):
+    inputs = random_inputs(T=20)
+    expected = run(inputs, backend, torch.float32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        actual = run(inputs, backend, torch.float32)
+    assert_same(actual, expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("eigenvalues", RANGES)
+@pytest.mark.parametrize("backend", ["reference", "chunked"])
+def test_results_stay_finite_where_the_exponential_underflows(backend, eigenvalues):
+    inputs = random_inputs(T=40, D=4)
+    inputs["delta"] = 10.0 ** torch.linspace(-6, 20, 40).expand(3, 4, 40).double()
+    results = run(inputs, backend, torch.float32, eigenvalues=eigenvalues)
+    assert all(x.isfinite().all() for x in results.values())
+
+
+@pytest.mark.parametrize("eigenvalues", RANGES)
+def test_float32_errors_do_not_grow_with_the_length(eigenvalues):
+    """delta A small: a near one, where errors decay slowest."""
+    inputs = random_inputs(B=1, T=5000, D=2, N=2, extras=())
+    inputs["delta"] = inputs["delta"] * 1e-3
+    exact, _ = selective_scan(**inputs, return_last_state=True, eigenvalues=eigenvalues)
+    single, _ = selective_scan(
+        **{name: x.float() for name, x in inputs.items()}, return_last_state=True, eigenvalues=eigenvalues
+    )
+    torch.testing.assert_close(single.double(), exact, rtol=1e-4, atol=1e-5)
+
+
+class LargestTensor(TorchDispatchMode):
+    """Notes the most elements any operation gave."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for x in result if isinstance(result, tuple | list) else [result]:
+            # Views and expanded tensors hold no memory of their own.
+            if isinstance(x, torch.Tensor) and x._base is None:
+                self.elements = max(self.elements, x.untyped_storage().nbytes() // x.element_size())
+        return result
+
+
+def saved_elements(backend, **sizes):
+    """How many numbers autograd keeps for the backward, beside the inputs themselves."""
+    inputs = {name: x.float().requires_grad_() for name, x in random_inputs(**sizes).items()}
+    own = {x.data_ptr() for x in inputs.values()}
+    total = 0
+
+    def pack(x):
+        nonlocal total
+        total += 0 if x.data_ptr() in own else x.numel()
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        selective_scan(**inputs, backend=backend)
+    return total
+
+
+@pytest.mark.parametrize(("T", "N"), [(256, 16), (1024, 16), (256, 64)])
+def test_the_backward_keeps_no_more_numbers_than_u_holds(T, N):
+    B, D = 2, 32
+    assert saved_elements("chunked", B=B, T=T, D=D, N=N) <= B * T * D
+
+
+def test_no_tensor_grows_with_states_times_length():
+    B, T, D, N = 2, 3000, 64, 16
+    inputs = {name: x.float().requires_grad_() for name, x in random_inputs(B, T, D, N).items()}
+    sequences, steps, _ = blocks.block_size(B, D, N)
+    with LargestTensor() as largest:
+        selective_scan(**inputs).sum().backward()
+    assert largest.elements <= max(B * T * D, sequences * steps * D * N)
+    assert largest.elements < B * T * D * N / 4
+
+
+@pytest.mark.parametrize(
+    ("batch", "channels", "N"),
+    [(1, 1, 1), (1, 8, 4), (8, 256, 16), (64, 256, 16), (4, 8192, 64), (2, 1, 900)],
+)
+def test_blocks_are_cache_sized_but_no_shorter_than_N(batch, channels, N):
+    sequences, steps, lane = blocks.block_size(batch, channels, N)
+    assert 1 <= sequences <= batch
+    assert steps >= max(N, 16)
+    fits = sequences * steps * channels * N <= blocks.BLOCK["cpu"]
+    assert fits or steps < max(N, 16) + (lane or 1)
+    assert lane is None or steps % lane == 0
+
+
+def test_the_output_follows_the_memory_layout_of_u():
+    inputs = random_inputs(B=2, T=5, D=6, N=4)
+    expected = selective_scan(**inputs)
+    assert expected.is_contiguous()
+    transposed = inputs | {name: inputs[name].mT.contiguous().mT for name in ("u", "delta", "z", "B", "C")}
+    out = selective_scan(**transposed)
+    assert out.mT.is_contiguous()
+    torch.testing.assert_close(out, expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("N", [1, 4])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_results_may_be_written_into(transposed, N):
+    inputs = random_inputs(T=5, N=N)
+    if transposed:
+        inputs["u"] = inputs["u"].mT.contiguous().mT
+    results = []
+    for double in (lambda x: 2 * x, lambda x: x.mul_(2)):
+        leaves = {name: x.clone().requires_grad_() for name, x in inputs.items()}
+        out, h = selective_scan(**leaves, return_last_state=True)
+        results.append(torch.autograd.grad(double(out).sum() + double(h).sum(), list(leaves.values())))
+    torch.testing.assert_close(*results)
+
+
+def test_inputs_are_left_as_they_were():
+    inputs = random_inputs(B=1, T=4, D=1, N=1)
+    before = {name: x.clone() for name, x in inputs.items()}
+    run(inputs, "chunked", delta_softplus=True)
+    assert all(torch.equal(inputs[name], x) for name, x in before.items())
+
+
+def test_the_last_state_comes_only_on_request():
+    inputs = random_inputs()
+    assert isinstance(selective_scan(**inputs), torch.Tensor)
+    out, h = selective_scan(**inputs, return_last_state=True)
+    assert (out.shape, h.shape) == ((3, 6, 7), (3, 6, 4))
+
+
+def test_bias_and_softplus_are_those_of_pytorch():
+    inputs = random_inputs(extras=("delta_bias",))
+    inputs["delta"] = inputs["delta"] * 30  # on both sides of softplus's threshold of 20
+    outside = {name: x for name, x in inputs.items() if name != "delta_bias"}
+    outside["delta"] = F.softplus(inputs["delta"] + inputs["delta_bias"][:, None])
+    torch.testing.assert_close(selective_scan(**inputs, delta_softplus=True), selective_scan(**outside))
+
+
+# Errors
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"u": torch.zeros(3, 6)}, r"u has shape \(3, 6\).*batch, channels, time"),
+        (
+            {"delta": torch.zeros(3, 7, 6)},
+            r"delta has shape \(3, 7, 6\).*= \(3, 6, 7\).*Channels come before time",
+        ),
+        ({"A": torch.zeros(5, 4)}, r"A has shape \(5, 4\).*= \(6, 4\)"),
+        ({"A": torch.zeros(6, 4, dtype=torch.complex64)}, "A is torch.complex64, expected a real tensor"),
+        ({"B": torch.zeros(3, 7, 4)}, r"B has shape \(3, 7, 4\).*\(batch, states, time\) = \(3, 4, 7\)"),
+        ({"B": torch.zeros(3, 4, 4, 7)}, "B has 4 groups, expected a number that divides u's 6 channels"),
+        ({"C": torch.zeros(6, 5)}, r"C has shape \(6, 5\).*\(channels, states\) = \(6, 4\)"),
+        (
+            {"C": torch.zeros(7)},
+            r"C has shape \(7,\), expected \(channels, states\), \(batch, states, time\) or",
+        ),
+        ({"D": torch.zeros(6, 1)}, r"D has shape \(6, 1\)"),
+        ({"z": torch.zeros(3, 7, 6)}, r"z has shape \(3, 7, 6\)"),
+        ({"delta_bias": torch.zeros(7)}, r"delta_bias has shape \(7,\)"),
+        ({"initial_state": torch.zeros(3, 4, 6)}, r"initial_state has shape \(3, 4, 6\).*= \(3, 6, 4\)"),
+        ({"u": torch.zeros(3, 6, 7, dtype=torch.long)}, "u is torch.int64, expected a floating-point tensor"),
+        ({"D": torch.zeros(6, device="meta")}, "D is on meta, the other inputs are on cpu"),
+        ({"eigenvalues": "[-1, 1]"}, r"eigenvalues is '\[-1, 1\]', expected"),
+        ({"backend": "chuncked"}, "backend 'chuncked' is not known. Did you mean 'chunked'?"),
+    ],
+)
+def test_wrong_input_is_named(change, message):
+    with pytest.raises(UserError, match=message):
+        selective_scan(**(random_inputs() | change))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"delta": torch.full((3, 6, 7), -0.5)}, r"delta\[0, 0, 0\] = -0.5 is outside \[0, inf\].*softplus"),
+        ({"A": torch.full((6, 4), 0.25)}, r"A\[0, 0\] = 0.25 is outside \[-inf, 0\].*A_log"),
+        ({"A": torch.full((6, 4), -torch.inf)}, "A holds NaN or infinity"),
+        ({"delta": torch.full((3, 6, 7), torch.nan)}, "delta holds NaN or infinity"),
+        ({"initial_state": torch.full((3, 6, 4), torch.inf)}, "initial_state holds NaN or infinity"),
+    ],
+)
+def test_checked_mode_refuses_values_that_leave_the_range(change, message):
+    inputs = random_inputs(extras=()) | change
+    selective_scan(**inputs)
+    with checked(), pytest.raises(UserError, match=message):
+        selective_scan(**inputs)
+
+
+def test_checked_mode_judges_delta_after_bias_and_softplus():
+    inputs = random_inputs(extras=("delta_bias",))
+    with checked():
+        selective_scan(**(inputs | {"delta": -inputs["delta"]}), delta_softplus=True)
+        selective_scan(**(inputs | {"delta": -inputs["delta"], "delta_bias": torch.full((6,), 100.0)}))

@@ -1,0 +1,191 @@
+"""The command line as a user meets it: exit codes, one-line errors, no tracebacks."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from statetrack.cli import main
+from statetrack.commands.train import read_arguments
+from statetrack.spec import RunSpec
+
+SMALL = ["--d-model", "8", "--heads", "2", "--steps", "6", "--batch", "4", "--log-every", "2", "--eval-samples", "8"]
+
+
+def statetrack(*arguments, **options):
+    command = [sys.executable, "-m", "statetrack.cli", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, **options)
+
+
+def exit_code(arguments):
+    with pytest.raises(SystemExit) as exit:
+        main(arguments)
+    return exit.value.code
+
+
+def test_help_lists_the_commands(capsys):
+    main([])
+    assert {"demo", "train", "bench"} <= set(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["trian"], "Did you mean 'train'"),
+        (["train", "--task", "s5-swap"], "Did you mean 's5-swaps'"),
+        (["train", "--mixer", "manba"], "Did you mean 'mamba'"),
+        (["train", "--stepz", "3"], "--steps"),
+        (["train", "--steps", "many"], "many"),
+        (["train", "--steps", "-4"], "steps is -4"),
+        (["train", "--heads", "3"], "does not divide"),
+        (["train", "--eigenvalues", "[0,2]"], "[0,2]"),
+        (["train", "--train-lengths", "-3", "5"], "train_lengths is -3 5"),
+        (["train", "--device", "tpux"], "expected auto, cpu or cuda"),
+        (["train", "--task"], "--task needs a value"),
+        (["train", "--group", "Q8", "--task", "word-problem"], "'Q8' is not known"),
+        (["bench", "--threads", "0"], "threads is 0"),
+    ],
+)
+def test_mistakes_end_with_code_2_and_name_the_problem(arguments, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert exit_code(arguments) == 2
+    shown = capsys.readouterr()
+    assert message in " ".join((shown.err + shown.out).split())
+    assert "Traceback" not in shown.err
+
+
+def test_every_field_of_the_spec_is_a_flag():
+    _, spec = read_arguments(
+        "--task s5-swaps --mixer deltanet --eigenvalues [0,1] --layers 2 --steps 7 --batch 3 --lr 0.5 --seed 9 "
+        "--gated --householders 2 --convolution 0 --train-lengths 4 6 --eval-lengths 4 8 --clip 0 "
+        "--schedule constant --no-residual --tokens-per-element 2".split()
+    )
+    assert spec.model.mixer.eigenvalues == "[0,1]"
+    assert (spec.model.layers, spec.training.steps, spec.training.batch, spec.seed) == (2, 7, 3, 9)
+    assert (spec.model.mixer.gated, spec.model.mixer.householders, spec.model.residual) == (True, 2, False)
+    assert (spec.task.inputs, spec.task.tokens_per_element) == ("swaps", 2)
+    assert spec.evaluation.eval_lengths == (4, 8)
+
+
+def test_print_spec_gives_a_file_that_runs(tmp_path, capsys):
+    main(["train", *SMALL, "--print-spec"])
+    path = tmp_path / "spec.json"
+    path.write_text(capsys.readouterr().out)
+    from statetrack.run import main as run_spec
+
+    run_spec([str(path), "--out", str(tmp_path / "out"), "--device", "cpu"])
+    assert json.loads((tmp_path / "out/done.json").read_text())["metrics"]["step"] == 6
+
+
+def test_train_writes_a_folder_named_by_the_spec_and_does_not_repeat_it(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    main(["train", *SMALL])
+    (folder,) = (tmp_path / "results").iterdir()
+    assert folder.name == RunSpec.load(folder / "spec.json").id
+    main(["train", *SMALL])
+    assert "is finished already" in capsys.readouterr().out
+
+
+def test_another_spec_in_the_same_folder_is_refused(tmp_path, capsys):
+    main(["train", *SMALL, "--out", str(tmp_path)])
+    assert exit_code(["train", *SMALL, "--out", str(tmp_path), "--seed", "1"]) == 2
+    assert "different spec (seed 0, here 1)" in capsys.readouterr().err
+
+
+def test_values_are_checked_when_asked_for(tmp_path):
+    main(["train", *SMALL, "--check-values", "--out", str(tmp_path)])
+
+
+@pytest.mark.slow
+def test_control_c_ends_with_code_130_and_one_line(tmp_path):
+    command = [sys.executable, "-m", "statetrack.cli", "train", *SMALL, "--steps", "100000", "--out", str(tmp_path)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    while not (tmp_path / "metrics.jsonl").exists() or not (tmp_path / "metrics.jsonl").read_text():
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert errors.startswith("Stopped at step")
+    assert "Traceback" not in errors
+    assert list(tmp_path.glob("checkpoint-*.safetensors"))
+
+
+def test_an_output_folder_that_cannot_be_made_is_a_clear_error(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert exit_code(["train", *SMALL, "--out", str(tmp_path / "file" / "run")]) == 1
+    assert "Not a directory" in capsys.readouterr().err
+
+
+def test_demo_prints_a_table_and_writes_a_self_contained_report(tmp_path, monkeypatch, capsys):
+    """The whole demo with two steps per run: everything but the accuracy."""
+    from dataclasses import replace
+
+    import statetrack.commands.demo as demo
+
+    def tiny(quick):
+        def shrink(spec):
+            return replace(
+                spec,
+                training=replace(spec.training, steps=2, batch=2),
+                evaluation=replace(spec.evaluation, eval_samples=4),
+            ).resolved()
+
+        return [replace(r, spec=shrink(r.spec)) for r in planned(quick)]
+
+    planned = demo.runs
+    monkeypatch.setattr(demo, "runs", tiny)
+    monkeypatch.chdir(tmp_path)
+    main(["demo"])
+    shown = capsys.readouterr().out
+    assert "8x = 256" in shown
+    assert shown.count("[-1,1]") >= 3
+    page = (tmp_path / "results/demo/report.html").read_text()
+    assert "data:image/png;base64," in page
+    assert not any(mark in page for mark in ("http://", "https://", "<script"))
+    assert (tmp_path / "results/demo/accuracy.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_bench_compares_with_peers_and_measures_memory(tmp_path, monkeypatch, capsys):
+    import torch
+
+    import statetrack.commands.bench as bench
+    from statetrack.bench.cases import DeltaRuleCase, SelectiveScanCase
+
+    monkeypatch.setattr(bench, "CPU_CASES", [SelectiveScanCase(1, 16, 8, 4), DeltaRuleCase(1, 16, 1, 8)])
+    monkeypatch.setattr(bench, "growth_cases", lambda: [[DeltaRuleCase(1, T, 1, 8) for T in (8, 16)]])
+    threads = torch.get_num_threads()
+    try:
+        main(["bench", "--seconds", "0", "--threads", "1", "--json", str(tmp_path / "bench.json")])
+    finally:
+        torch.set_num_threads(threads)
+    rows = json.loads((tmp_path / "bench.json").read_text())["comparisons"]
+    assert [row["peer"] for row in rows] == ["mambapy", "transformers"]
+    assert all(row["speedup"] > 0 and row["peer_bytes"] >= 0 for row in rows)
+    assert "us per token" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kind", ["SelectiveScanCase", "DeltaRuleCase"])
+def test_bench_peers_compute_what_we_compute(kind):
+    """A benchmark of two different functions would be worth nothing."""
+    import torch
+
+    from statetrack.bench.cases import KINDS
+
+    case = KINDS[kind](2, 37, 4, 8)
+    gradients = []
+    for who in ("ours", "peer"):
+        leaves, out = case._inputs()
+        work = getattr(case, who)
+        case_inputs = (leaves, out)
+        object.__setattr__(case, "_inputs", lambda case_inputs=case_inputs: case_inputs)
+        work()()
+        object.__delattr__(case, "_inputs")
+        gradients.append([x.grad for x in leaves])
+    for ours, theirs in zip(*gradients, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)

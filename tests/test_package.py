@@ -1,0 +1,56 @@
+"""The package as a whole: what importing it costs, and that its README is true."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+
+
+def run_python(code):
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+
+
+def test_import_loads_only_torch_and_numpy():
+    """Compared with a bare `import torch, numpy`: our import may add our own modules and nothing else."""
+    listing = "import sys; print(*sorted({m.split('.')[0] for m in sys.modules}))"
+    bare = set(run_python(f"import torch, numpy; {listing}").split())
+    ours = set(run_python(f"import statetrack, statetrack.run; {listing}").split())
+    added = {name for name in ours - bare if name not in sys.stdlib_module_names}
+    assert added == {"statetrack"}
+
+
+def test_a_missing_extra_is_named():
+    code = (
+        "import sys; sys.modules['tyro'] = None\n"
+        "from statetrack.cli import main\n"
+        "main(['demo'])"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode == 2
+    assert "pip install 'statetrack[cli]'" in result.stderr
+
+
+def test_the_python_lines_of_the_readme_run():
+    readme = (ROOT / "README.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", readme, flags=re.S)
+    assert len(code.strip().splitlines()) <= 8
+    run_python(code)
+
+
+def test_links_in_the_documents_lead_somewhere():
+    for document in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")):
+        for target in re.findall(r"\]\(([^)#]+)[^)]*\)", document.read_text()):
+            if not target.startswith("http"):
+                assert (document.parent / target).exists(), f"{document.name} links to {target}"
+
+
+def test_every_direct_dependency_is_pinned():
+    import tomllib
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [*project["dependencies"], *sum(project["optional-dependencies"].values(), [])]
+    names = {re.split(r"[\[><=;! ]", name)[0] for name in wanted} - {"statetrack"}
+    pinned = set(re.findall(r"^([\w-]+)==", (ROOT / "constraints.txt").read_text(), flags=re.M))
+    assert names <= pinned
