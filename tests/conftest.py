@@ -5,6 +5,10 @@ import os
 import hypothesis
 import torch
 
+# Without a GPU, Triton kernels run in its interpreter; this must be set before they are imported.
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
+
 # Two test workers on two cores: one thread each, or they fight.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 torch.set_num_threads(1)

@@ -13,7 +13,8 @@ from statetrack.cli import main
 from statetrack.commands.train import read_arguments
 from statetrack.spec import RunSpec
 
-SMALL = ["--d-model", "8", "--heads", "2", "--steps", "6", "--batch", "4", "--log-every", "2", "--eval-samples", "8"]
+SMALL = ["--d-model", "8", "--heads", "2", "--steps", "6", "--batch", "4"]
+SMALL += ["--log-every", "2", "--eval-samples", "8"]
 
 
 def statetrack(*arguments, **options):
@@ -59,11 +60,12 @@ def test_mistakes_end_with_code_2_and_name_the_problem(arguments, message, capsy
 
 
 def test_every_field_of_the_spec_is_a_flag():
-    _, spec = read_arguments(
-        "--task s5-swaps --mixer deltanet --eigenvalues [0,1] --layers 2 --steps 7 --batch 3 --lr 0.5 --seed 9 "
-        "--gated --householders 2 --convolution 0 --train-lengths 4 6 --eval-lengths 4 8 --clip 0 "
-        "--schedule constant --no-residual --tokens-per-element 2".split()
+    flags = (
+        "--task s5-swaps --mixer deltanet --eigenvalues [0,1] --layers 2 --steps 7 --batch 3 --lr 0.5 "
+        "--seed 9 --gated --householders 2 --convolution 0 --train-lengths 4 6 --eval-lengths 4 8 --clip 0 "
+        "--schedule constant --no-residual --tokens-per-element 2"
     )
+    _, spec = read_arguments(flags.split())
     assert spec.model.mixer.eigenvalues == "[0,1]"
     assert (spec.model.layers, spec.training.steps, spec.training.batch, spec.seed) == (2, 7, 3, 9)
     assert (spec.model.mixer.gated, spec.model.mixer.householders, spec.model.residual) == (True, 2, False)
@@ -102,9 +104,10 @@ def test_values_are_checked_when_asked_for(tmp_path):
 
 @pytest.mark.slow
 def test_control_c_ends_with_code_130_and_one_line(tmp_path):
-    command = [sys.executable, "-m", "statetrack.cli", "train", *SMALL, "--steps", "100000", "--out", str(tmp_path)]
+    command = [sys.executable, "-m", "statetrack.cli", "train", *SMALL, "--steps", "100000"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    process = subprocess.Popen([*command, "--out", str(tmp_path)], env=environment, **pipes)
     while not (tmp_path / "metrics.jsonl").exists() or not (tmp_path / "metrics.jsonl").read_text():
         assert process.poll() is None
         time.sleep(0.05)

@@ -1,5 +1,6 @@
 """The package as a whole: what importing it costs, and that its README is true."""
 
+import itertools
 import re
 import subprocess
 import sys
@@ -22,11 +23,7 @@ def test_import_loads_only_torch_and_numpy():
 
 
 def test_a_missing_extra_is_named():
-    code = (
-        "import sys; sys.modules['tyro'] = None\n"
-        "from statetrack.cli import main\n"
-        "main(['demo'])"
-    )
+    code = "import sys; sys.modules['tyro'] = None\nfrom statetrack.cli import main\nmain(['demo'])"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert result.returncode == 2
     assert "pip install 'statetrack[cli]'" in result.stderr
@@ -50,7 +47,7 @@ def test_every_direct_dependency_is_pinned():
     import tomllib
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted = [*project["dependencies"], *sum(project["optional-dependencies"].values(), [])]
+    wanted = [*project["dependencies"], *itertools.chain(*project["optional-dependencies"].values())]
     names = {re.split(r"[\[><=;! ]", name)[0] for name in wanted} - {"statetrack"}
     pinned = set(re.findall(r"^([\w-]+)==", (ROOT / "constraints.txt").read_text(), flags=re.M))
     assert names <= pinned

@@ -16,6 +16,11 @@ from statetrack.ops.delta_rule.layout import DenseLayout, PackedLayout, chunk_le
 NAMES = ("q", "k", "v", "beta", "g", "initial_state")
 
 
+@pytest.fixture
+def device():
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
 def random_inputs(
     B=2, T=7, H=2, K=5, V=3, n=1, *, gate=False, state=False, sequences=None, beta=None, seed=0
 ):
@@ -45,8 +50,9 @@ def run(inputs, backend, dtype=torch.float64, **options):
     leaves = {name: x.to(dtype).requires_grad_() for name, x in inputs.items()}
     o, S = delta_rule(**leaves, output_final_state=True, backend=backend, **options)
     generator = torch.Generator().manual_seed(7)
-    weights = [torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x.dtype) for x in (o, S)]
-    loss = (o * weights[0]).sum() + (S * weights[1]).sum()
+    weights = [torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x) for x in (o, S)]
+    loss = (o.float() * weights[0].float()).sum() if o.dtype.itemsize == 2 else (o * weights[0]).sum()
+    loss = loss + (S * weights[1]).sum()
     gradients = torch.autograd.grad(loss, list(leaves.values()))
     return {"o": o, "S": S} | {f"d{name}": x for name, x in zip(leaves, gradients, strict=True)}
 
@@ -88,6 +94,26 @@ def test_chunked_matches_reference_in_float32_at_odd_widths(width):
     inputs = random_inputs(B=1, T=77, H=1, K=width, V=width // 2 + 1, state=True)
     expected = run(inputs, "reference")
     assert_same(run(inputs, "chunked", torch.float32), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("T", [1, 15, 16, 17, 40])
+def test_triton_matches_reference(T, dtype, device):
+    inputs = {name: x.to(device, dtype) for name, x in random_inputs(B=1, T=T, H=1, state=True).items()}
+    expected = run(inputs, "reference", torch.float32)
+    tolerance = 1e-4 if dtype == torch.float32 else 1e-2  # float16 results are rounded once, to 1e-3
+    assert_same(run(inputs, "triton", dtype), expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("bounds", [None, [0, 0, 5, 22]])
+@pytest.mark.parametrize(("given_inputs", "options"), OPTIONS)
+def test_triton_matches_reference_with_every_option(bounds, given_inputs, options, device):
+    inputs = random_inputs(B=1, T=22, H=1, K=5, V=18, sequences=3 if bounds else 1, **given_inputs)
+    inputs = {name: x.to(device) for name, x in inputs.items()}
+    if bounds:
+        options = options | {"cu_seqlens": torch.tensor(bounds, device=device)}
+    expected = run(inputs, "reference", **options)
+    assert_same(run(inputs, "triton", torch.float32, **options), expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -302,6 +328,7 @@ ERRORS = [
     ({}, {"initial_state": torch.zeros(2, 2, 3, 5)}, r"initial_state has shape .* = \(2, 2, 5, 3\)"),
     ({}, {"cu_seqlens": torch.tensor([0, 7])}, "need batch 1, q has batch 2"),
     ({}, {"backend": "chunk"}, "Did you mean 'chunked'"),
+    ({"q": torch.rand(2, 7, 2, 80), "k": torch.rand(2, 7, 2, 80)}, {"backend": "triton"}, "more than 64"),
 ]
 
 

@@ -40,10 +40,8 @@ class DeltaRuleCase:
         return lambda: delta_rule(q, k, v, beta, use_qk_l2norm_in_kernel=True)[0].backward(do)
 
     def peer(self) -> Work:
-        module = require(
-            "transformers.models.qwen3_next.modeling_qwen3_next", extra="bench", for_="comparing with transformers"
-        )
-        rule = module.torch_chunk_gated_delta_rule
+        name = "transformers.models.qwen3_next.modeling_qwen3_next"
+        rule = require(name, extra="bench", for_="comparing with transformers").torch_chunk_gated_delta_rule
         (q, k, v, beta), do = self._inputs()
         no_decay = torch.zeros_like(beta)  # the ungated rule is the gated one without decay
         return lambda: rule(q, k, v, no_decay, beta, use_qk_l2norm_in_kernel=True)[0].backward(do)

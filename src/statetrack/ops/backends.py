@@ -11,19 +11,34 @@ from statetrack.errors import UserError, unknown_name
 PREFERENCE = {"cuda": ("triton", "chunked"), "cpu": ("native", "chunked")}
 
 
-def pick_backend(op: str, backend: str, device: torch.device, loaders: Mapping[str, Callable]) -> Callable:
+def pick_backend(
+    op: str,
+    backend: str,
+    device: torch.device,
+    loaders: Mapping[str, Callable],
+    refusals: Mapping[str, Callable[[], str | None]] | None = None,
+) -> Callable:
     """The function that runs `op`: `loaders` maps a backend's name to a function that imports it.
 
-    The environment variable STATETRACK_BACKEND replaces "auto", so that a whole training run can be
-    repeated on the reference without touching code.
+    `refusals` maps a backend's name to a function that says why it cannot take these inputs, or None: "auto"
+    then passes it over, and asking for it by name is an error. The environment variable STATETRACK_BACKEND
+    replaces "auto" in the ops that have a backend of that name, so that a whole training run can be repeated
+    on the reference without touching code.
     """
     if backend == "auto":
         backend = os.environ.get("STATETRACK_BACKEND", "auto")
+        backend = backend if backend in loaders else "auto"
+
+    def refusal(name: str) -> str | None:
+        return refusals[name]() if refusals and name in refusals else None
+
     if backend != "auto":
         if backend not in loaders:
             raise unknown_name(f"{op}: backend", backend, [*loaders, "auto"])
+        if reason := refusal(backend):
+            raise UserError(f'{op}: backend "{backend}" cannot run this: {reason}. Use backend="auto".')
         return loaders[backend]()
     for name in PREFERENCE.get(device.type, ("chunked",)):
-        if name in loaders:
+        if name in loaders and not refusal(name):
             return loaders[name]()
     raise UserError(f"{op}: no backend runs on {device}; the op has {', '.join(loaders)}.")

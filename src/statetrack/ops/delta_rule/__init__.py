@@ -1,6 +1,8 @@
 """The delta rule: products of generalised Householder matrices, with eigenvalues in [-1, 1]."""
 
+import importlib.util
 import itertools
+import os
 
 import torch
 from torch import Tensor
@@ -22,9 +24,28 @@ def _chunked():
     return delta_rule_chunked
 
 
-# A backend is a function with the arguments of `delta_rule_reference`. A native CPU backend and a
-# Triton one register here, under "native" and "triton", the names `auto` already prefers.
-BACKENDS = {"reference": _reference, "chunked": _chunked}
+def _triton():
+    from statetrack.ops.delta_rule.triton_backend import delta_rule_triton
+
+    return delta_rule_triton
+
+
+# A backend is a function with the arguments of `delta_rule_reference`. A native CPU backend registers
+# here under "native", the name `auto` already prefers.
+BACKENDS = {"reference": _reference, "chunked": _chunked, "triton": _triton}
+
+
+def _triton_refuses(q: Tensor, v: Tensor) -> str | None:
+    """Why the Triton kernels cannot take these inputs, or None."""
+    if importlib.util.find_spec("triton") is None:
+        return "triton is not installed"
+    if not q.is_cuda and os.environ.get("TRITON_INTERPRET") != "1":
+        return f"the inputs are on {q.device}, not on a GPU"
+    from statetrack.ops.delta_rule.triton_backend import WIDEST
+
+    if max(q.shape[-1], v.shape[-1]) > WIDEST:
+        return f"heads are {q.shape[-1]} and {v.shape[-1]} wide, more than {WIDEST}"
+    return "float64 is not offered there" if q.dtype == torch.float64 else None
 
 
 def delta_rule(
@@ -53,7 +74,7 @@ def delta_rule(
     _check(q, k, v, beta, g, householders, initial_state, cu_seqlens)
     if checks.is_checked():
         _check_values(q, k, v, beta, g, initial_state, use_qk_l2norm_in_kernel)
-    run = pick_backend("delta_rule", backend, q.device, BACKENDS)
+    run = pick_backend("delta_rule", backend, q.device, BACKENDS, {"triton": lambda: _triton_refuses(q, v)})
     # Autocast would run the products inside in half precision.
     with torch.autocast(q.device.type, enabled=False):
         o, final_state = run(

@@ -1,0 +1,133 @@
+"""mLSTM and sLSTM: the fast forms against the step-by-step definitions, values and gradients."""
+
+import pytest
+import torch
+
+from statetrack.errors import UserError
+from statetrack.ops import checked, mlstm, slstm
+
+
+def mlstm_inputs(T, B=2, H=2, K=3, V=5, spread=2.0, dtype=torch.float64):
+    g = torch.Generator().manual_seed(T)
+    q, k = (torch.randn(B, T, H, K, generator=g, dtype=dtype) for _ in range(2))
+    v = torch.randn(B, T, H, V, generator=g, dtype=dtype)
+    i, f = (spread * torch.randn(B, T, H, generator=g, dtype=dtype) for _ in range(2))
+    return [x.requires_grad_() for x in (q, k, v, i, f + 2)]
+
+
+def slstm_inputs(T, B=2, H=2, D=3, spread=2.0, dtype=torch.float64):
+    g = torch.Generator().manual_seed(T)
+    x = spread * torch.randn(B, T, H, 4, D, generator=g, dtype=dtype)
+    R = torch.randn(H, D, 4 * D, generator=g, dtype=dtype)
+    return [x.requires_grad_(), R.requires_grad_()]
+
+
+OPS = {"mlstm": (mlstm, mlstm_inputs), "slstm": (slstm, slstm_inputs)}
+TIME_AXIS = {"mlstm": 5, "slstm": 1}  # so many of the inputs run along time
+
+
+def pieces(name, inputs, start, stop):
+    """The inputs of a stretch of time."""
+    along = TIME_AXIS[name]
+    return [x[:, start:stop] for x in inputs[:along]] + inputs[along:]
+
+
+def loss(y, cell):
+    """Depends on every output and on the last state in a way that the stabiliser m leaves alone."""
+    C, _, m = cell[-3:]
+    for _ in range(C.ndim - m.ndim):
+        m = m[..., None]
+    return (y * torch.cos(torch.arange(y.numel()).view(y.shape))).sum() + (C * m.exp()).sin().sum()
+
+
+@pytest.mark.parametrize("T", [1, 2, 63, 64, 65, 150])
+@pytest.mark.parametrize("name", OPS)
+def test_fast_form_matches_the_reference_with_all_gradients(name, T):
+    op, make = OPS[name]
+    inputs = make(T)
+    results = {}
+    for backend in ("reference", "chunked"):
+        y, cell = op(*inputs, backend=backend)
+        results[backend] = [y, *cell, *torch.autograd.grad(y.cos().sum(), inputs)]
+    for actual, expected in zip(results["chunked"], results["reference"], strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-8, atol=1e-9)
+
+
+@pytest.mark.parametrize("backend", ["reference", "chunked"])
+@pytest.mark.parametrize("name", OPS)
+def test_pieces_with_carried_state_equal_one_pass_with_all_gradients(name, backend):
+    op, make = OPS[name]
+    inputs = make(70)
+    y, cell = op(*inputs, backend=backend)
+    expected = [y, *torch.autograd.grad(loss(y, cell), inputs)]
+    outputs, cell = [], None
+    for start, stop in ((0, 1), (1, 2), (2, 68), (68, 70)):
+        y, cell = op(*pieces(name, inputs, start, stop), initial_state=cell, backend=backend)
+        outputs.append(y)
+    y = torch.cat(outputs, 1)
+    actual = [y, *torch.autograd.grad(loss(y, cell), inputs)]
+    for a, e in zip(actual, expected, strict=True):
+        torch.testing.assert_close(a, e, rtol=1e-8, atol=1e-9)
+
+
+@pytest.mark.parametrize("backend", ["reference", "chunked"])
+@pytest.mark.parametrize("name", OPS)
+def test_gradients_are_those_of_finite_differences(name, backend):
+    op, make = OPS[name]
+    inputs = make(4, B=1, spread=0.5)
+    assert torch.autograd.gradcheck(lambda *x: op(*x, backend=backend)[0], inputs)
+
+
+def test_mlstm_is_the_unstabilised_recurrence():
+    q, k, v, i, f = mlstm_inputs(20, spread=0.5)
+    h, _ = mlstm(q, k, v, i, f)
+    C, n = torch.zeros(2, 2, 3, 5), torch.zeros(2, 2, 3)
+    for t in range(20):
+        forget, write = torch.sigmoid(f[:, t, :, None]), torch.exp(i[:, t, :, None]) / 3**0.5
+        C = forget[..., None] * C + (write * k[:, t])[..., None] * v[:, t, :, None, :]
+        n = forget * n + write * k[:, t]
+        scale = (n * q[:, t]).sum(-1, keepdim=True).abs().clamp(min=1)
+        expected = torch.einsum("bhkv,bhk->bhv", C, q[:, t]) / scale
+        torch.testing.assert_close(h[:, t], expected, rtol=1e-5, atol=1e-5)  # eps of the normaliser
+
+
+@pytest.mark.parametrize("spread", [50.0, 500.0])
+@pytest.mark.parametrize("name", OPS)
+def test_extreme_gates_stay_finite_in_float32(name, spread):
+    op, make = OPS[name]
+    inputs = [x.detach().requires_grad_() for x in make(500, spread=spread, dtype=torch.float32)]
+    y, _ = op(*inputs)
+    y.sum().backward()
+    assert torch.isfinite(y).all()
+    assert all(torch.isfinite(x.grad).all() for x in inputs)
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_an_empty_sequence_passes_the_state_on(name):
+    op, make = OPS[name]
+    inputs = make(3)
+    _, cell = op(*inputs)
+    y, after = op(*pieces(name, inputs, 0, 0), initial_state=cell)
+    assert y.shape[1] == 0
+    assert all(torch.equal(a, b) for a, b in zip(after, cell, strict=True))
+
+
+def test_wrong_shapes_are_refused_by_name():
+    q, k, v, i, f = mlstm_inputs(4)
+    with pytest.raises(UserError, match=r"mlstm: f has shape \(2, 2, 4\), expected \(batch, time, heads\)"):
+        mlstm(q, k, v, i, f.transpose(1, 2))
+    with pytest.raises(UserError, match="expected four axes"):
+        mlstm(q[0], k, v, i, f)
+    x, R = slstm_inputs(4)
+    with pytest.raises(UserError, match="slstm: R has shape"):
+        slstm(x, R.mT)
+    with pytest.raises(UserError, match="4 gates"):
+        slstm(x.transpose(2, 3), R)
+    with pytest.raises(UserError, match="reference"):
+        slstm(x, R, backend="triton")
+
+
+def test_checked_mode_refuses_nan():
+    x, R = slstm_inputs(4)
+    with checked(), pytest.raises(UserError, match="x holds NaN"):
+        slstm(x * float("nan"), R)
