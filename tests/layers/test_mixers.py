@@ -4,7 +4,15 @@ import pytest
 import torch
 
 from statetrack.errors import UserError
-from statetrack.layers import PRESETS, DeltaNetConfig, Model, ModelConfig, build, model_config
+from statetrack.layers import (
+    PRESETS,
+    AttentionConfig,
+    DeltaNetConfig,
+    Model,
+    ModelConfig,
+    build,
+    model_config,
+)
 
 VARIANTS = {
     **{name: (name, {}) for name in PRESETS},
@@ -13,6 +21,7 @@ VARIANTS = {
         {"gated": True, "output_gate": True, "householders": 3, "head_dim": 6, "value_dim": 10, "heads": 2},
     ),
     "mamba-positive": ("mamba", {"eigenvalues": "[0,1]"}),
+    "slstm-no-convolution": ("slstm", {"convolution": 0, "bias_init": "standard"}),
 }
 
 
@@ -53,6 +62,8 @@ def test_every_parameter_gets_a_gradient(model):
 
 
 def test_spectrum_has_one_entry_per_token(model):
+    if isinstance(model.config.mixer, AttentionConfig):
+        pytest.skip("attention has no transition, see test_attention.py")
     for spectrum in model.transition_eigenvalues(tokens()):
         assert spectrum.shape[:2] == (2, 13)
         assert torch.isfinite(spectrum.abs()).all()
@@ -175,6 +186,7 @@ def test_bfloat16_autocast_trains_without_leaving_float32_states():
         ({"householders": 0}, "expected at least 1"),
         ({"layers": 0}, "layers is 0"),
         ({"norm": "rmss"}, "Did you mean 'rms'"),
+        ({"mlp": "geglue"}, "Did you mean 'geglu'"),
         ({"mlp_ratio": -1.0}, "mlp_ratio is -1.0"),
         ({"hedas": 2}, "Did you mean 'heads'"),
     ],

@@ -78,6 +78,7 @@ class SelectiveScanCase:
 
         def work() -> None:
             y = selective_scan(u.mT, delta.mT, A, B.mT, C.mT, D, eigenvalues=self.eigenvalues)
+            assert isinstance(y, Tensor)
             y.backward(dy.mT)
 
         return work

@@ -1,5 +1,6 @@
 """Layers: mixers that carry state along time, and the backbone that holds them."""
 
+from statetrack.layers.attention import Attention, AttentionConfig
 from statetrack.layers.baselines import (
     DenseTransition,
     DenseTransitionConfig,
@@ -9,23 +10,31 @@ from statetrack.layers.baselines import (
 from statetrack.layers.deltanet import DeltaNet, DeltaNetConfig
 from statetrack.layers.mamba import Mamba, MambaConfig
 from statetrack.layers.mixer import Mixer, MixerConfig
+from statetrack.layers.mlstm import MLSTM, MLSTMConfig
 from statetrack.layers.model import Model, ModelConfig
 from statetrack.layers.presets import PRESETS, build, model_config
+from statetrack.layers.slstm import SLSTM, SLSTMConfig
 
 __all__ = [
+    "MLSTM",
     "PRESETS",
+    "SLSTM",
+    "Attention",
+    "AttentionConfig",
     "DeltaNet",
     "DeltaNetConfig",
     "DenseTransition",
     "DenseTransitionConfig",
     "DiagonalToy",
     "DiagonalToyConfig",
+    "MLSTMConfig",
     "Mamba",
     "MambaConfig",
     "Mixer",
     "MixerConfig",
     "Model",
     "ModelConfig",
+    "SLSTMConfig",
     "build",
     "model_config",
 ]

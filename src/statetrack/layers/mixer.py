@@ -19,6 +19,12 @@ class Mixer(nn.Module):
     def forward(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
         raise NotImplementedError  # every mixer defines it; this class only states the contract
 
+    def place(self, layer: int, layers: int) -> None:
+        """Told by the backbone, once and before training, which of its layers this is.
+
+        For initial weights that depend on the depth; most mixers have none.
+        """
+
     def transition_eigenvalues(self, x: Tensor) -> Tensor:
         """The spectrum of the state transition A(x_t) that the layer uses on input x, from a fresh state.
 

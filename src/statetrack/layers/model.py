@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from statetrack.errors import UserError, unknown_name
 from statetrack.layers.deltanet import DeltaNetConfig
+from statetrack.layers.headwise import round_up, small_init, wang_init
 from statetrack.layers.mixer import Mixer, MixerConfig
 
 NORMS = {"rms": nn.RMSNorm, "layer": nn.LayerNorm}
@@ -23,7 +24,8 @@ class ModelConfig:
     mixer: MixerConfig = field(default_factory=DeltaNetConfig)
     d_model: int = 128
     layers: int = 1
-    mlp_ratio: float = 4.0  # width of the SwiGLU MLP over d_model; 0 for no MLP
+    mlp_ratio: float = 4.0  # width of the MLP over d_model; 0 for no MLP
+    mlp: Literal["swiglu", "geglu"] = "swiglu"
     norm: Literal["rms", "layer", "none"] = "rms"
     residual: bool = True
 
@@ -31,8 +33,9 @@ class ModelConfig:
 class SwiGLU(nn.Module):
     """W_down (silu(W_gate x) * W_up x)."""
 
-    def __init__(self, d_model: int, width: int, layers: int):
+    def __init__(self, d_model: int, ratio: float, layers: int):
         super().__init__()
+        width = round(ratio * d_model)
         self.gate = nn.Linear(d_model, width, bias=False)
         self.up = nn.Linear(d_model, width, bias=False)
         self.down = nn.Linear(width, d_model, bias=False)
@@ -45,18 +48,40 @@ class SwiGLU(nn.Module):
         return self.down(F.silu(self.gate(x)) * self.up(x))
 
 
+class GeGLU(nn.Module):
+    """W_down (gelu(W_gate x) * W_up x), with the width and the initialisation of the xlstm package."""
+
+    def __init__(self, d_model: int, ratio: float, layers: int):
+        super().__init__()
+        width = round_up(ratio * d_model)
+        self.gate = nn.Linear(d_model, width, bias=False)
+        self.up = nn.Linear(d_model, width, bias=False)
+        self.down = nn.Linear(width, d_model, bias=False)
+        small_init(self.gate.weight, d_model)
+        small_init(self.up.weight, d_model)
+        wang_init(self.down.weight, d_model, layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(F.gelu(self.gate(x)) * self.up(x))
+
+
+MLPS = {"swiglu": SwiGLU, "geglu": GeGLU}
+
+
 class Block(nn.Module):
     """x + mixer(norm(x)), then x + mlp(norm(x)) where there is one; the residual can be left out."""
 
-    def __init__(self, config: ModelConfig):
+    def __init__(self, config: ModelConfig, layer: int = 0):
         super().__init__()
         self.residual = config.residual
         self.mixer_norm = _norm(config)
         self.mixer: Mixer = config.mixer.build(config.d_model, config.layers)
+        if isinstance(self.mixer, Mixer):
+            self.mixer.place(layer, config.layers)
         self.mlp_norm, self.mlp = None, None
         if config.mlp_ratio > 0:
             self.mlp_norm = _norm(config)
-            self.mlp = SwiGLU(config.d_model, round(config.mlp_ratio * config.d_model), config.layers)
+            self.mlp = MLPS[config.mlp](config.d_model, config.mlp_ratio, config.layers)
 
     def forward(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
         y, state = self.mixer(self.mixer_norm(x), state)
@@ -75,7 +100,7 @@ class Model(nn.Module):
         _check(config, vocab_size, n_classes)
         self.config = config
         self.embedding = nn.Embedding(vocab_size, config.d_model)
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
+        self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.layers))
         self.norm = _norm(config)
         self.head = nn.Linear(config.d_model, n_classes, bias=False)
         nn.init.normal_(self.embedding.weight, std=0.02)
@@ -114,5 +139,7 @@ def _check(config: ModelConfig, vocab_size: int, n_classes: int) -> None:
         )
     if config.mlp_ratio < 0:
         raise UserError(f"Model: mlp_ratio is {config.mlp_ratio}, expected 0 (no MLP) or more.")
+    if config.mlp not in MLPS:
+        raise unknown_name("Model: mlp", config.mlp, MLPS)
     if config.norm not in (*NORMS, "none"):
         raise unknown_name("Model: norm", config.norm, [*NORMS, "none"])

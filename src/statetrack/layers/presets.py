@@ -4,10 +4,13 @@ from dataclasses import replace
 from typing import Any
 
 from statetrack.errors import UserError, unknown_name
+from statetrack.layers.attention import AttentionConfig
 from statetrack.layers.baselines import DenseTransitionConfig, DiagonalToyConfig
 from statetrack.layers.deltanet import DeltaNetConfig
 from statetrack.layers.mamba import MambaConfig
+from statetrack.layers.mlstm import MLSTMConfig
 from statetrack.layers.model import Model, ModelConfig
+from statetrack.layers.slstm import SLSTMConfig
 
 PRESETS: dict[str, ModelConfig] = {
     "deltanet": ModelConfig(DeltaNetConfig()),
@@ -16,6 +19,9 @@ PRESETS: dict[str, ModelConfig] = {
     "gated-deltanet": ModelConfig(DeltaNetConfig(gated=True, output_gate=True)),
     "deltaproduct": ModelConfig(DeltaNetConfig(householders=2)),
     "mamba": ModelConfig(MambaConfig(), mlp_ratio=0),
+    "transformer": ModelConfig(AttentionConfig()),
+    "mlstm": ModelConfig(MLSTMConfig(), mlp_ratio=0, norm="layer"),
+    "slstm": ModelConfig(SLSTMConfig(), mlp_ratio=1.3, mlp="geglu", norm="layer"),
     "dense-transition": ModelConfig(DenseTransitionConfig(), mlp_ratio=0, norm="none", residual=False),
     "diagonal-toy": ModelConfig(DiagonalToyConfig(), d_model=10, mlp_ratio=0, norm="layer", residual=False),
 }

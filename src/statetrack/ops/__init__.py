@@ -9,6 +9,8 @@
     D, N         channels and states per channel of Mamba          d, n
     u, delta     input and step size of Mamba, (B, D, T)           x, Delta
     h            state of Mamba, (B, D, N)                         H
+    C, n, m      memory, normaliser, stabiliser of the mLSTM       H, -, -
+    c, n, m      cell, normaliser, stabiliser of the sLSTM         -, -, -
 
 Tensors of the delta rule put time before heads, (B, T, H, K); the selective scan keeps mamba-ssm's
 channels-first layout, (B, D, T), so that both are drop-in replacements for the libraries they come from.
@@ -16,6 +18,8 @@ channels-first layout, (B, D, T), so that both are drop-in replacements for the 
 
 from statetrack.ops.checks import checked
 from statetrack.ops.delta_rule import delta_rule
+from statetrack.ops.mlstm import mlstm
 from statetrack.ops.selective_scan import selective_scan
+from statetrack.ops.slstm import slstm
 
-__all__ = ["checked", "delta_rule", "selective_scan"]
+__all__ = ["checked", "delta_rule", "mlstm", "selective_scan", "slstm"]

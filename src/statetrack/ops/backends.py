@@ -1,14 +1,25 @@
 """The one way to pick a backend: a name, or "auto" for the fastest that serves the tensor's device."""
 
+import importlib.util
 import os
 from collections.abc import Callable, Mapping
 
 import torch
+from torch import Tensor
 
 from statetrack.errors import UserError, unknown_name
 
 # "auto" takes the first backend of this list that the op has and that can run there.
 PREFERENCE = {"cuda": ("triton", "chunked"), "cpu": ("native", "chunked")}
+
+
+def no_triton(tensor: Tensor) -> str | None:
+    """Why no Triton kernel can take this tensor, or None."""
+    if importlib.util.find_spec("triton") is None:
+        return "triton is not installed"
+    if not tensor.is_cuda and os.environ.get("TRITON_INTERPRET") != "1":
+        return f"the inputs are on {tensor.device}, not on a GPU"
+    return None
 
 
 def pick_backend(

@@ -1,15 +1,13 @@
 """The delta rule: products of generalised Householder matrices, with eigenvalues in [-1, 1]."""
 
-import importlib.util
 import itertools
-import os
 
 import torch
 from torch import Tensor
 
 from statetrack.errors import UserError
 from statetrack.ops import checks
-from statetrack.ops.backends import pick_backend
+from statetrack.ops.backends import no_triton, pick_backend
 
 
 def _reference():
@@ -37,10 +35,8 @@ BACKENDS = {"reference": _reference, "chunked": _chunked, "triton": _triton}
 
 def _triton_refuses(q: Tensor, v: Tensor) -> str | None:
     """Why the Triton kernels cannot take these inputs, or None."""
-    if importlib.util.find_spec("triton") is None:
-        return "triton is not installed"
-    if not q.is_cuda and os.environ.get("TRITON_INTERPRET") != "1":
-        return f"the inputs are on {q.device}, not on a GPU"
+    if reason := no_triton(q):
+        return reason
     from statetrack.ops.delta_rule.triton_backend import WIDEST
 
     if max(q.shape[-1], v.shape[-1]) > WIDEST:

@@ -1,5 +1,7 @@
 """The Triton backend of the delta rule: `torch.library` ops around two kernels, for heads up to 64 wide."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -63,7 +65,7 @@ def _block(width: int) -> int:
 
 def _constants(
     q: Tensor, v: Tensor, g: Tensor | None, cu_seqlens: Tensor | None, n: int, l2norm: bool
-) -> dict:
+) -> dict[str, Any]:
     K, V = q.shape[-1], v.shape[-1]
     return {
         "C": C,
@@ -79,7 +81,7 @@ def _constants(
     }
 
 
-def _launch(programs: int, constants: dict) -> dict:
+def _launch(programs: int, constants: dict) -> dict[str, Any]:
     """One warp per program where programs fill the GPU and the state is small, four elsewhere (measured)."""
     small = max(constants["BK"], constants["BV"]) <= 32
     return {"num_warps": 1 if programs >= 1024 and small else 4}

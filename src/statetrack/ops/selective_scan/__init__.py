@@ -5,7 +5,7 @@ from torch import Tensor
 
 from statetrack.errors import UserError
 from statetrack.ops import checks
-from statetrack.ops.backends import pick_backend
+from statetrack.ops.backends import no_triton, pick_backend
 
 
 def _reference():
@@ -20,9 +20,24 @@ def _chunked():
     return selective_scan_chunked
 
 
-# A backend is a function with the arguments of `selective_scan_reference`. A native CPU backend and a
-# Triton one register here, under "native" and "triton", the names `auto` already prefers.
-BACKENDS = {"reference": _reference, "chunked": _chunked}
+def _triton():
+    from statetrack.ops.selective_scan.triton_backend import selective_scan_triton
+
+    return selective_scan_triton
+
+
+# A backend is a function with the arguments of `selective_scan_reference`. A native CPU backend registers
+# here under "native", the name `auto` already prefers.
+BACKENDS = {"reference": _reference, "chunked": _chunked, "triton": _triton}
+
+
+def _triton_refuses(u: Tensor, A: Tensor, B: Tensor, C: Tensor) -> str | None:
+    """Why the Triton kernels cannot take these inputs, or None."""
+    if reason := no_triton(u):
+        return reason
+    from statetrack.ops.selective_scan.triton_backend import refuses
+
+    return refuses(u, A, B, C)
 
 
 def selective_scan(
@@ -51,7 +66,9 @@ def selective_scan(
     _check(u, delta, A, B, C, D, z, delta_bias, eigenvalues, initial_state)
     if checks.is_checked():
         _check_values(u, delta, A, B, C, D, z, delta_bias, delta_softplus, initial_state)
-    run = pick_backend("selective_scan", backend, u.device, BACKENDS)
+    run = pick_backend(
+        "selective_scan", backend, u.device, BACKENDS, {"triton": lambda: _triton_refuses(u, A, B, C)}
+    )
     # Autocast would run the sums over states in half precision.
     with torch.autocast(u.device.type, enabled=False):
         out, last_state = run(

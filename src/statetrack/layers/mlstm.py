@@ -1,0 +1,96 @@
+"""The mLSTM block of xLSTM (Beck et al. 2024): a linear RNN with a scalar forget gate in (0, 1) per head."""
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from statetrack.errors import unknown_name
+from statetrack.layers.convolution import ShortConvolution
+from statetrack.layers.headwise import HeadNorm, HeadwiseLinear, round_up, small_init, wang_init
+from statetrack.layers.mixer import Mixer, at_least_float32, divide
+from statetrack.ops.mlstm import MLSTMCell, mlstm
+
+BIASES = ("linspace", "standard")
+
+
+@dataclass(frozen=True)
+class MLSTMConfig:
+    """mLSTM, without a separate MLP: `proj_factor` widens the block itself."""
+
+    heads: int = 4
+    proj_factor: float = 2.0
+    convolution: int = 4
+    qkv_block: int = 4  # q, k and v are projected in blocks of this many channels
+    # initial gate biases: forget 3 to 6 across the heads and input N(0, 0.1^2), or those of any nn.Linear,
+    # which the paper takes for modular arithmetic (App. E.1)
+    bias_init: Literal["linspace", "standard"] = "linspace"
+
+    def build(self, d_model: int, layers: int) -> "MLSTM":
+        return MLSTM(self, d_model, layers)
+
+
+class MLSTMState(NamedTuple):
+    cell: MLSTMCell  # C (B, H, K, K), n (B, H, K), m (B, H), float32
+    convolution: Tensor  # (B, width, 3)
+
+
+class MLSTM(Mixer):
+    """C_t = f_t C_{t-1} + i_t k_t v_t^T,  h_t = C_t^T q_t / max(|n_t . q_t|, 1), f = sigmoid, i = exp.
+
+        u, z = W_up x        c = silu(conv(u))        q, k = W_q c, W_k c        v = W_v u
+        y = W_down ((norm(h) + skip c) silu(z))
+
+    i and f are linear in (q, k, v). Forward and initialisation are those of the xlstm package.
+    """
+
+    def __init__(self, config: MLSTMConfig, d_model: int, layers: int = 1):
+        super().__init__()
+        if config.bias_init not in BIASES:
+            raise unknown_name("MLSTM: bias_init", config.bias_init, BIASES)
+        self.config, self.heads = config, config.heads
+        width = round_up(config.proj_factor * d_model)
+        K = divide("MLSTM", width, config.heads, "heads")
+        blocks = divide("MLSTM", width, config.qkv_block, "qkv_block")
+        self.to_up = nn.Linear(d_model, 2 * width, bias=False)
+        self.convolution = ShortConvolution(width, config.convolution, bias=True)
+        self.to_q, self.to_k, self.to_v = (HeadwiseLinear(width, blocks) for _ in range(3))
+        self.to_i = nn.Linear(3 * width, config.heads)
+        self.to_f = nn.Linear(3 * width, config.heads)
+        self.norm = HeadNorm(config.heads, K)
+        self.skip = nn.Parameter(torch.ones(width))
+        self.to_out = nn.Linear(width, d_model, bias=False)
+        for linear in (self.to_up, self.to_q, self.to_k, self.to_v):
+            small_init(linear.weight, d_model)
+        wang_init(self.to_out.weight, d_model, layers)
+        nn.init.zeros_(self.to_i.weight)
+        nn.init.zeros_(self.to_f.weight)
+        if config.bias_init == "linspace":
+            nn.init.normal_(self.to_i.bias, std=0.1)
+            with torch.no_grad():
+                self.to_f.bias.copy_(torch.linspace(3, 6, config.heads))
+
+    def forward(self, x: Tensor, state: MLSTMState | None = None) -> tuple[Tensor, MLSTMState]:
+        q, k, v, i, f, c, z, convolution = self._controls(x, state)
+        h, cell = mlstm(q, k, v, i, f, initial_state=None if state is None else state.cell)
+        h = self.norm(at_least_float32(h)) + self.skip * c
+        return self.to_out(h * F.silu(z)), MLSTMState(cell, convolution)
+
+    def _controls(self, x: Tensor, state: MLSTMState | None):
+        """q, k, v (B, T, H, K); i, f (B, T, H); the branches beside the memory c, z (B, T, width)."""
+        u, z = self.to_up(x).chunk(2, dim=-1)
+        c, convolution = self.convolution(u.mT, None if state is None else state.convolution)
+        c = F.silu(c.mT)
+        q, k, v = self.to_q(c), self.to_k(c), self.to_v(u)
+        qkv = torch.cat([q, k, v], dim=-1)
+        i, f = at_least_float32(self.to_i(qkv)), at_least_float32(self.to_f(qkv))
+        q, k, v = (y.unflatten(-1, (self.heads, -1)) for y in (q, k, v))
+        return q, k, v, i, f, c, z, convolution
+
+    @torch.no_grad()
+    def transition_eigenvalues(self, x: Tensor) -> Tensor:
+        """(B, T, H, K): the transition is sigmoid(f_t) times the identity."""
+        q, _, _, _, f, *_ = self._controls(x, None)
+        return torch.sigmoid(f)[..., None].expand(q.shape)

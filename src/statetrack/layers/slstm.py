@@ -1,0 +1,98 @@
+"""The sLSTM block of xLSTM (Beck et al. 2024): a non-linear RNN, the paper's yardstick for state tracking."""
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from statetrack.errors import unknown_name
+from statetrack.layers.convolution import ShortConvolution
+from statetrack.layers.headwise import HeadNorm, HeadwiseLinear, small_init
+from statetrack.layers.mixer import Mixer, at_least_float32, divide, no_weight_decay
+from statetrack.ops.slstm import SLSTMCell, slstm
+
+BIASES = ("powerlaw", "linspace", "standard")
+
+
+@dataclass(frozen=True)
+class SLSTMConfig:
+    """sLSTM; the backbone adds its gated-GELU feed-forward of 1.3 d_model (see the preset)."""
+
+    heads: int = 4
+    convolution: int = 4  # width of the short convolution in front of the gates i and f; 0 for none
+    # initial forget biases: 5 down to -7 along a head, steeper in later layers; 3 up to 6 along a head; or
+    # all biases uniform in +- d_model^-1/2, which the paper takes for modular arithmetic (App. E.1)
+    bias_init: Literal["powerlaw", "linspace", "standard"] = "powerlaw"
+
+    def build(self, d_model: int, layers: int) -> "SLSTM":
+        return SLSTM(self, d_model)
+
+
+class SLSTMState(NamedTuple):
+    cell: SLSTMCell  # h, c, n, m, each (B, H, D), float32
+    convolution: Tensor | None  # (B, d_model, 3)
+
+
+class SLSTM(Mixer):
+    """c_t = f_t c_{t-1} + i_t tanh(z_t),  n_t = f_t n_{t-1} + i_t,  y_t = norm(sigmoid(o_t) c_t / n_t).
+
+        i, f from silu(conv(x)); z, o from x; each plus b + R h_{t-1}; i = exp, f = sigmoid
+
+    All matrices are block-diagonal, one block per head. Forward and initialisation are those of the xlstm
+    package; the state is float32 whatever the precision of the layers.
+    """
+
+    def __init__(self, config: SLSTMConfig, d_model: int):
+        super().__init__()
+        if config.bias_init not in BIASES:
+            raise unknown_name("SLSTM: bias_init", config.bias_init, BIASES)
+        self.config, H = config, config.heads
+        D = divide("SLSTM", d_model, H, "heads")
+        self.convolution = None
+        if config.convolution:
+            self.convolution = ShortConvolution(d_model, config.convolution, bias=True)
+        self.to_i, self.to_f, self.to_z, self.to_o = (HeadwiseLinear(d_model, H) for _ in range(4))
+        self.recurrent = no_weight_decay(nn.Parameter(torch.zeros(H, D, 4 * D)))
+        self.bias = no_weight_decay(nn.Parameter(torch.zeros(H, 4, D)))
+        self.norm = HeadNorm(H, D)
+        for linear in (self.to_i, self.to_f, self.to_z, self.to_o):
+            small_init(linear.weight, d_model)
+        if config.bias_init == "standard":
+            nn.init.uniform_(self.bias, -(d_model**-0.5), d_model**-0.5)
+        self.place(0, 1)
+
+    @torch.no_grad()
+    def place(self, layer: int, layers: int) -> None:
+        """Set the initial forget biases, whose slope depends on the depth."""
+        D, device = self.bias.shape[-1], self.bias.device
+        if self.config.bias_init == "powerlaw":
+            depth = layer / (layers - 1) if layers > 1 else 0.0
+            self.bias[:, 1] = 5 - 12 * torch.linspace(0, 1, D, device=device) ** (0.3 + 1.3 * depth)
+        elif self.config.bias_init == "linspace":
+            self.bias[:, 1] = torch.linspace(3, 6, D, device=device)
+
+    def forward(self, x: Tensor, state: SLSTMState | None = None) -> tuple[Tensor, SLSTMState]:
+        gates, convolution = self._controls(x, state)
+        h, cell = slstm(gates, self.recurrent, initial_state=None if state is None else state.cell)
+        return self.norm(h).to(x.dtype), SLSTMState(cell, convolution)
+
+    def _controls(self, x: Tensor, state: SLSTMState | None) -> tuple[Tensor, Tensor | None]:
+        """The gates i, f, z, o without what h_{t-1} adds to them, (B, T, H, 4, D)."""
+        c, convolution = x, None
+        if self.convolution is not None:
+            c, convolution = self.convolution(x.mT, None if state is None else state.convolution)
+            c = F.silu(c.mT)
+        gates = (self.to_i(c), self.to_f(c), self.to_z(x), self.to_o(x))
+        heads = torch.stack([at_least_float32(g).unflatten(-1, (self.config.heads, -1)) for g in gates], -2)
+        return heads + self.bias, convolution
+
+    @torch.no_grad()
+    def transition_eigenvalues(self, x: Tensor) -> Tensor:
+        """(B, T, H, D): the forget gates, what the cell is multiplied by while the gates are held fixed."""
+        gates, _ = self._controls(x, None)
+        h, _ = slstm(gates, self.recurrent)
+        before = F.pad(h[:, :-1], (0, 0, 0, 0, 1, 0))
+        R_f = self.recurrent.unflatten(-1, (4, -1))[..., 1, :]
+        return torch.sigmoid(gates[..., 1, :] + torch.einsum("bthd,hdg->bthg", before, R_f))

@@ -1,0 +1,61 @@
+"""The mLSTM in chunks: parallel within a chunk, with the state carried from one to the next."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from statetrack.ops.mlstm.reference import MLSTMCell, fresh_cell, normaliser
+
+CHUNK = 64
+
+
+def mlstm_chunked(
+    q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, state: MLSTMCell | None = None
+) -> tuple[Tensor, MLSTMCell]:
+    """Same arguments and results as `mlstm_reference`; a sequence of up to CHUNK steps has no loop at all.
+
+    With F the sum of log sigmoid(f) from the chunk's start and (C0, n0, m0) the state that enters,
+
+        log D_ts = F_t - F_s + i_s  (s <= t)        m_t = max(max_s log D_ts, F_t + m0)
+        A = Q K^T / sqrt(K) o exp(log D - m_t)      e_t = exp(F_t + m0 - m_t)
+        h = (A V + e Q C0) / max(|A 1 + e Q n0|, exp(-m))
+    """
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    q, k, v, i, f = (x.to(dtype) for x in (q, k, v, i, f))
+    if q.shape[1] == 0:
+        return torch.zeros_like(v), fresh_cell(q, v) if state is None else state
+    k = k * k.shape[-1] ** -0.5
+    # heads before time inside: (B, H, T, K) and (B, H, T)
+    inputs = [x.transpose(1, 2) for x in (q, k, v, i, F.logsigmoid(f))]
+    outputs = []
+    for q, k, v, i, log_f in zip(*(x.split(CHUNK, dim=2) for x in inputs), strict=True):
+        h, state = _chunk(q, k, v, i, log_f, state)
+        outputs.append(h)
+    assert state is not None
+    return torch.cat(outputs, dim=2).transpose(1, 2), state
+
+
+def _chunk(
+    q: Tensor, k: Tensor, v: Tensor, i: Tensor, log_f: Tensor, state: MLSTMCell | None
+) -> tuple[Tensor, MLSTMCell]:
+    F_t = log_f.cumsum(-1)
+    C = q.shape[2]
+    future = torch.ones(C, C, dtype=torch.bool, device=q.device).triu(1)
+    log_D = F_t[..., :, None] + (i - F_t)[..., None, :]
+    log_D = log_D.masked_fill(future, -float("inf"))
+    m = log_D.amax(-1)
+    if state is not None:
+        m = torch.maximum(m, F_t + state.m[..., None])
+    D = torch.exp(log_D - m[..., None])
+    A = q @ k.mT * D
+    read, nq = A @ v, A.sum(-1)
+    # the last row of D is how much of each step is left at the chunk's end
+    left = k * D[..., -1, :, None]
+    C_end, n_end = left.mT @ v, left.sum(-2)
+    if state is not None:
+        e = torch.exp(F_t + state.m[..., None] - m)
+        read = read + e[..., None] * (q @ state.C)
+        nq = nq + e * (q @ state.n[..., None]).squeeze(-1)
+        C_end = C_end + e[..., -1, None, None] * state.C
+        n_end = n_end + e[..., -1, None] * state.n
+    return read / normaliser(nq, m)[..., None], MLSTMCell(C_end, n_end, m[..., -1])

@@ -1,0 +1,75 @@
+"""The sLSTM with a light loop: what needs no h_{t-1} is computed for all steps at once, also backwards."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from statetrack.ops.slstm.reference import SLSTMCell, fresh_cell
+
+
+def slstm_scan(x: Tensor, R: Tensor, state: SLSTMCell | None = None) -> tuple[Tensor, SLSTMCell]:
+    """Same arguments and results as `slstm_reference`; gradients flow through all but m, which cancels."""
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    x, R = x.to(dtype), R.to(dtype)
+    cell = fresh_cell(x[:, :1]) if state is None else SLSTMCell(*(s.to(dtype) for s in state))
+    if x.shape[1] == 0:
+        return x[..., 0, :], cell
+    # (T, H, B, 4 D): a step is one contiguous block, and its product with R one batched matrix product
+    steps = x.permute(1, 2, 0, 3, 4).flatten(-2).contiguous()
+    h, c, n, m = _Scan.apply(steps, R, *(s.transpose(0, 1).contiguous() for s in cell))
+    last = SLSTMCell(*(s.transpose(0, 1) for s in (h[-1], c, n, m)))
+    return h.permute(2, 0, 1, 3), last
+
+
+class _Scan(torch.autograd.Function):
+    """x (T, H, B, 4 D), R (H, D, 4 D), h, c, n, m (H, B, D) -> all h (T, H, B, D) and the last c, n, m."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, R: Tensor, h0: Tensor, c0: Tensor, n0: Tensor, m0: Tensor):
+        T, shape = x.shape[0], h0.shape
+        gates = torch.empty_like(x)
+        h, c, n, m = (torch.cat([s[None], s.new_empty(T, *shape)]) for s in (h0, c0, n0, m0))
+        # views of single steps, made at once: slicing in the loop would cost as much as computing
+        steps = zip(x, gates, *gates.unflatten(-1, (4, -1)).unbind(-2), strict=True)
+        h_, c_, n_, m_ = (s.unbind(0) for s in (h, c, n, m))
+        for t, (x_t, gates_t, i, f, z, o) in enumerate(steps):
+            torch.baddbmm(x_t, h_[t], R, out=gates_t)
+            kept = F.logsigmoid(f).add_(m_[t])
+            torch.maximum(kept, i, out=m_[t + 1])
+            forget, write = kept.sub_(m_[t + 1]).exp_(), torch.sub(i, m_[t + 1]).exp_()
+            torch.addcmul(write * torch.tanh(z), forget, c_[t], out=c_[t + 1])
+            torch.addcmul(write, forget, n_[t], out=n_[t + 1])
+            torch.mul(torch.sigmoid(o), c_[t + 1] / n_[t + 1], out=h_[t + 1])
+        ctx.save_for_backward(gates, R, h, c, n, m)
+        last = c[-1].clone(), n[-1].clone(), m[-1].clone()
+        ctx.mark_non_differentiable(last[2])
+        return h[1:].clone(), *last
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dh_out: Tensor, dc: Tensor, dn: Tensor, _dm):
+        gates, R, h, c, n, m = ctx.saved_tensors
+        i, f, z, o = gates.unflatten(-1, (4, -1)).unbind(-2)
+        write, forget = torch.exp(i - m[1:]), torch.exp(F.logsigmoid(f) + m[:-1] - m[1:])
+        z, o, y = torch.tanh(z), torch.sigmoid(o), c[1:] / n[1:]
+        dc_dh, dn_dh = o / n[1:], -o * y / n[1:]
+        # what a change of c and of n asks of the gates i, f, z; o is asked by h alone
+        slope_f, zero = forget * torch.sigmoid(-f), torch.zeros_like(z)
+        by_c = torch.stack([write * z, slope_f * c[:-1], write * (1 - z * z)], dim=-2)
+        by_n = torch.stack([write, slope_f * n[:-1], zero], dim=-2)
+        by_h = y * o * (1 - o)
+        dgates, back = torch.empty_like(gates), R.mT.contiguous()
+        split = dgates.unflatten(-1, (4, -1))
+        steps = zip(
+            dh_out, dc_dh, dn_dh, by_c, by_n, by_h, forget, split[..., :3, :], split[..., 3, :], strict=True
+        )
+        after = None  # the gradient of the gates one step later
+        for t, (dh, to_c, to_n, from_c, from_n, from_h, keep, d_ifz, d_o) in reversed([*enumerate(steps)]):
+            dh = dh if after is None else torch.baddbmm(dh, after, back)
+            dc, dn = torch.addcmul(dc, dh, to_c), torch.addcmul(dn, dh, to_n)
+            torch.addcmul(from_c * dc[..., None, :], from_n, dn[..., None, :], out=d_ifz)
+            torch.mul(from_h, dh, out=d_o)
+            dc, dn, after = dc * keep, dn * keep, dgates[t]
+        dR = torch.einsum("thbd,thbg->hdg", h[:-1], dgates)
+        return dgates, dR, dgates[0] @ back, dc, dn, None
