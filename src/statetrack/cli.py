@@ -12,6 +12,16 @@ COMMANDS = {
         "train small models in both eigenvalue ranges and show the difference",
     ),
     "train": ("statetrack.commands.train", "train one model on one task"),
+    "explain": ("statetrack.commands.explain", "which model classes can track a regular language, and why"),
+    "compile": ("statetrack.commands.compile", "an automaton as the exact weights of a linear RNN"),
+    "factor": ("statetrack.commands.factor", "a matrix as generalised Householder factors"),
+    "reproduce": ("statetrack.commands.reproduce", "a table or figure of the paper, ours next to theirs"),
+    "report": ("statetrack.commands.report", "rebuild and merge reports from result files"),
+    "plot-spectrum": (
+        "statetrack.commands.plot_spectrum",
+        "eigenvalues of the transitions a run has learned",
+    ),
+    "diagnose": ("statetrack.commands.diagnose", "predict the length at which a trained tracker breaks"),
     "bench": ("statetrack.commands.bench", "time the recurrences against other libraries"),
 }
 
@@ -35,7 +45,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _help() -> str:
     lines = ["usage: statetrack COMMAND [options]", "", "Linear recurrent networks that can track state.", ""]
-    lines += [f"  {name:<10} {text}" for name, (_, text) in COMMANDS.items()]
+    lines += [f"  {name:<14} {text}" for name, (_, text) in COMMANDS.items()]
     return "\n".join([*lines, "", "statetrack COMMAND --help lists the options of a command."])
 
 

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import types
 import typing
+from functools import lru_cache
 from hashlib import sha256
 from typing import Any, Literal, Union
 
@@ -13,7 +14,16 @@ from statetrack.errors import UserError, unknown_name
 def to_dict(config: Any) -> dict:
     """Nested dataclass -> plain dict. Each level names its class, so equal fields of two mixers differ."""
     fields = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
+    for name in _floats(type(config)) & fields.keys():
+        if type(fields[name]) is int:  # 0 and 0.0 are the same config, so they must have the same name
+            fields[name] = float(fields[name])
     return {"kind": type(config).__name__} | {name: _plain(value) for name, value in fields.items()}
+
+
+@lru_cache(maxsize=256)
+def _floats(cls: type) -> frozenset[str]:
+    """The fields of a dataclass that are declared as float."""
+    return frozenset(name for name, hint in typing.get_type_hints(cls).items() if hint is float)
 
 
 def _plain(value: Any) -> Any:

@@ -92,9 +92,19 @@ def machine(device: str) -> dict[str, str]:
     on_gpu = device != "cpu" and torch.cuda.is_available()
     return {
         "device": torch.cuda.get_device_name() if on_gpu else f"CPU, {torch.get_num_threads()} threads",
+        "processor": _processor(),
         "python": platform.python_version(),
         "torch": torch.__version__,
     }
+
+
+def _processor() -> str:
+    """The processor's name, as far as the system tells."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
 
 
 @contextlib.contextmanager
@@ -182,7 +192,8 @@ def print_row(step: int, row: dict[str, Any]) -> None:
     parts = [f"step {step:>7}", f"loss {row['loss']:.4f}"]
     parts += [f"acc@{length} {value:.3f}" for length, value in row.get("accuracy", {}).items()]
     if "scaled_accuracy" in row:
-        parts.append(f"scaled {row['scaled_accuracy']:.3f}")
+        majority = row["majority_scaled_accuracy"]
+        parts.append(f"scaled {row['scaled_accuracy']:.3f} (majority answer {majority:.3f})")
     print("  ".join(parts), flush=True)
 
 

@@ -7,6 +7,7 @@ they change no metric, so they must not change the run's id.
 import json
 import math
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
@@ -99,11 +100,12 @@ class RunSpec:
 
 def _kinds() -> dict[str, type]:
     """Every class a spec may name: the spec's own parts, the mixers of the presets, the tasks."""
-    from statetrack.tasks import TASKS
+    from statetrack.tasks import TASKS, Automaton
 
     parts = (RunSpec, TrainingConfig, EvaluationConfig, ModelConfig)
     mixers = (type(config.mixer) for config in PRESETS.values())
-    return {cls.__name__: cls for cls in (*parts, *mixers, *map(type, TASKS.values()))}
+    tasks = (*map(type, TASKS.values()), Automaton)  # automata are tasks without a name of their own
+    return {cls.__name__: cls for cls in (*parts, *mixers, *tasks)}
 
 
 KINDS = _kinds()
@@ -143,6 +145,11 @@ def _check(spec: RunSpec) -> None:
             f"evaluation: eval_lengths is {' '.join(map(str, lengths)) or 'empty'}, expected at least "
             f"{needed} rising lengths from {shortest} up{', the edges of the bins' if needed == 2 else ''}."
         )
-    # Widths that do not fit are the layers' to refuse; on the meta device that costs no memory.
+    _check_model(spec.model, spec.task.vocab_size, spec.task.n_classes)
+
+
+@lru_cache(maxsize=4096)  # the runs of a sweep share a few models
+def _check_model(config: ModelConfig, vocab_size: int, n_classes: int) -> None:
+    """Widths that do not fit are the layers' to refuse; on the meta device that costs no memory."""
     with torch.device("meta"):
-        Model(spec.model, spec.task.vocab_size, spec.task.n_classes)
+        Model(config, vocab_size, n_classes)

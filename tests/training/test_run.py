@@ -191,7 +191,9 @@ def test_training_seeds_share_the_evaluation_set(small_spec):
     assert torch.equal(*seen)
 
 
-@pytest.mark.parametrize("name", ["deltanet", "mamba", "dense-transition", "diagonal-toy"])
+@pytest.mark.parametrize(
+    "name", ["deltanet", "mamba", "transformer", "mlstm", "slstm", "dense-transition", "diagonal-toy"]
+)
 def test_every_mixer_trains_on_the_paper_form_of_parity(name, small_spec, tmp_path):
     changes = {} if name == "diagonal-toy" else {"d_model": 16}
     spec = replace(

@@ -10,7 +10,7 @@ from statetrack.automata.cascade import Cascade, ExcludedState
 from statetrack.automata.dfa import DFA
 from statetrack.automata.group_layers import cyclic_layers, group_layers, reflection_layers
 from statetrack.automata.holonomy import HOLONOMY_CAP, Holonomy, TooManyImages
-from statetrack.automata.layer import Layer
+from statetrack.automata.layer import Layer, SymbolMeaning
 from statetrack.errors import UserError, unknown_name
 
 if TYPE_CHECKING:
@@ -89,11 +89,11 @@ class CompiledLRNN:
         """The most factors an action met so far needs; in cascades actions turn up as words need them."""
         return max((len(a.factors()) for layer in self.layers for a in layer.actions), default=0)
 
-    def tables(self) -> list["LevelTables"]:
+    def tables(self, **limit: int) -> list["LevelTables"]:
         """Every layer as arrays, complete for all words: what a module or a web page needs to run it."""
         from statetrack.automata.tables import level_tables
 
-        return level_tables(self)
+        return level_tables(self, **limit)
 
     def to_module(self, **options) -> "CompiledModule":
         """The same network as an nn.Module on `statetrack.ops.delta_rule`; options as in `CompiledModule`."""
@@ -192,10 +192,9 @@ class _Wiring:
             return self.cascade.state_of(after)
         return self.below.number((letter, before, after))
 
-    def describe(self, x: int) -> str:
+    def about(self, x: int) -> SymbolMeaning:
         letter, before, after = self.symbols[x]
-        sets = [",".join(map(str, self.cascade.members(context))) for context in (before, after)]
-        return f"letter {letter}, {{{sets[0]}}} to {{{sets[1]}}}"
+        return letter, self.cascade.members(before), self.cascade.members(after)
 
     def may_be(self, x: int, previous: int) -> bool:
         return self.cascade.holds(self.level, self.symbols[x][1], previous)
@@ -221,7 +220,7 @@ def cascade_layers(cascade: Cascade, n_letters: int) -> list[Layer]:
                 below.emit,
                 may_be=below.may_be,
                 land=below.land,
-                describe=below.describe,
+                about=below.about,
                 reads="previous",
                 name=f"level {level + 1}",
             )

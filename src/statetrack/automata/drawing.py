@@ -50,8 +50,9 @@ def dfa_to_svg(dfa: "DFA") -> str:
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {side:.0f} {side:.0f}" width="{side:.0f}" '
         f'height="{side:.0f}" role="img"><title>{escape(repr(dfa))}</title><style>{_STYLE}</style>',
-        '<defs><marker id="tip" viewBox="0 0 10 10" refX="9" refY="5" markerWidth="7" markerHeight="7" '
-        'orient="auto-start-reverse"><path d="M0 0L10 5L0 10z" fill="#666"/></marker></defs>',
+        '<defs><marker id="tip" viewBox="0 0 10 10" refX="9" refY="5" markerUnits="userSpaceOnUse" '
+        'markerWidth="9" markerHeight="9" orient="auto-start-reverse">'
+        '<path d="M0 0L10 5L0 10z" fill="#666"/></marker></defs>',
     ]
     for (q, target), label in all_edges.items():
         if q == target:
@@ -64,6 +65,9 @@ def dfa_to_svg(dfa: "DFA") -> str:
         parts.append(f'<text class="label" x="{at[0]:.1f}" y="{at[1]:.1f}">{escape(_shown(label))}</text>')
     x, y = places[dfa.start]
     dx, dy = _unit(x - side / 2, y - side / 2)
+    if (dfa.start, dfa.start) in all_edges:
+        # Beside the loop, not through it.
+        dx, dy = 0.5 * dx + 0.866 * dy, 0.5 * dy - 0.866 * dx
     parts.append(
         f'<path class="edge" d="M{x + 58 * dx + 14 * dy:.1f} {y + 58 * dy - 14 * dx:.1f}'
         f'L{x + (_NODE + 2) * dx:.1f} {y + (_NODE + 2) * dy:.1f}" marker-end="url(#tip)"/>'

@@ -1,5 +1,6 @@
 """Which model classes can track a language, and by which theorem."""
 
+import textwrap
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
@@ -11,6 +12,7 @@ from statetrack.automata.holonomy import Holonomy, TooManyImages
 from statetrack.automata.witness import Witness
 
 HOLONOMY_IMAGES = 5_000
+COLUMNS = 100  # of a terminal
 
 
 @dataclass(frozen=True)
@@ -56,30 +58,41 @@ class Explanation:
             "cascades": self.cascades,
         }
 
-    def text(self) -> str:
-        """The same for a terminal."""
+    def summary(self) -> list[tuple[str, str]]:
+        """What is known about the automaton itself, named line by line."""
         a = self.analysis
         given = f" ({a.states} given)" if a.states != a.states_min else ""
         needed = [f"{letter}: {n}" for letter, n in a.householders.items()]
         lines = [
-            f"states             {a.states_min} minimal{given}",
-            f"transition monoid  {_monoid(a)}",
-            f"groups inside      {_groups(a)}",
-            f"Householders       {', '.join(needed) or 'none'}",
-            f"cascades           {_cascades(self.cascades)}",
+            ("states", f"{a.states_min} minimal{given}"),
+            ("transition monoid", _monoid(a)),
+            ("groups inside", _groups(a)),
+            ("Householders", ", ".join(needed) or "none"),
+            ("cascades", _cascades(self.cascades)),
         ]
         if a.is_group:
             bound = "" if a.min_faithful_degree_exact else " or fewer"
-            lines.append(f"faithful degree    {_big(a.min_faithful_degree)}{bound}")
-        lines += [f"left out           {part}" for part in a.left_out]
+            lines.append(("faithful degree", f"{_big(a.min_faithful_degree)}{bound}"))
+        return lines + [("left out", part) for part in a.left_out]
+
+    def text(self) -> str:
+        """The same for a terminal."""
+        lines = [f"{name:<19}{value}" for name, value in self.summary()]
+        lines = [line for text in lines for line in _wrapped(text, 19)]
         width = max(len(v.model.name) for v in self.verdicts)
         lines.append("")
         for v in self.verdicts:
             source = v.source + (", derived" if v.derived else "")
-            lines.append(f"{v.model.name:<{width}}  {v.answer:<7}  {v.reason} [{source}]")
+            text = f"{v.model.name:<{width}}  {v.answer:<7}  {v.reason} [{source}]"
+            lines += _wrapped(text, width + 11)
             if v.witness is not None:
-                lines.append(f"{'':<{width}}  {'':<7}  witness: {v.witness}")
+                lines += _wrapped(f"{'':<{width + 11}}witness: {v.witness}", width + 11)
         return "\n".join([*lines, "", f"cheapest class that suffices: {self.cheapest.name}"])
+
+
+def _wrapped(text: str, indent: int) -> list[str]:
+    """The text in lines of a terminal's width, those after the first moved in."""
+    return textwrap.wrap(text, COLUMNS, subsequent_indent=" " * indent, drop_whitespace=True) or [text]
 
 
 def explain(dfa: DFA) -> Explanation:
@@ -151,7 +164,9 @@ def cascade_sizes(minimal: DFA) -> dict[str, list[int] | None]:
 
 
 def _monoid(a: Analysis) -> str:
-    size = "more elements than counted" if a.monoid_size is None else f"{_big(a.monoid_size)} elements"
+    size = "more elements than counted"
+    if a.monoid_size is not None:
+        size = f"{_big(a.monoid_size)} element{'s' if a.monoid_size != 1 else ''}"
     return f"{size}, a group" if a.is_group else size
 
 

@@ -8,6 +8,7 @@ import numpy as np
 from statetrack.automata.actions import Action, Factor, Permutation, Reflections, Reset
 
 AnyAction = Action | Reflections
+SymbolMeaning = tuple[int, tuple[int, ...], tuple[int, ...]]  # a letter, states before it, states after it
 
 
 class Layer:
@@ -19,8 +20,8 @@ class Layer:
     largest coordinate of h - e_target = eps h_old, and after a permutation the preimage of the current one.
 
     For tabulating everything ahead: `may_be(x, s)` is False where s is never read under x, and `land(x, c)`
-    is the automaton's state when the last layer is in c after x (-1 if it never is). `describe(x)` puts a
-    symbol in words.
+    is the automaton's state when the last layer is in c after x (-1 if it never is). `about(x)` says what a
+    cascade's symbol stands for: the letter, and the states possible before and after it.
     """
 
     def __init__(
@@ -31,7 +32,7 @@ class Layer:
         *,
         may_be: Callable[[int, int], bool] = lambda x, s: True,
         land: Callable[[int, int], int] | None = None,
-        describe: Callable[[int], str] = str,
+        about: Callable[[int], SymbolMeaning | None] = lambda x: None,
         codebook: np.ndarray | None = None,
         bias: np.ndarray | None = None,
         labels: list[int] | None = None,
@@ -45,7 +46,7 @@ class Layer:
         self.labels = np.arange(len(self.codebook)) if labels is None else np.array(labels)
         self.actions: list[AnyAction] = []
         self._act, self._emit = act, emit
-        self.may_be, self.land, self.describe = may_be, land, describe
+        self.may_be, self.land, self.about = may_be, land, about
         self._action_id: dict[AnyAction, int] = {}
         self._by_input: dict[int, int] = {}
         self._by_reading: dict[int, int] = {}
@@ -59,6 +60,14 @@ class Layer:
                 self.actions.append(action)
             self._by_input[x] = self._action_id[action]
         return self._by_input[x]
+
+    def describe(self, x: int) -> str:
+        """A symbol in words."""
+        meaning = self.about(x)
+        if meaning is None:
+            return str(x)
+        sets = [",".join(map(str, states)) for states in meaning[1:]]
+        return f"letter {meaning[0]}, {{{sets[0]}}} to {{{sets[1]}}}"
 
     def A(self, x: int) -> np.ndarray:
         """The transition matrix of symbol x."""

@@ -30,46 +30,46 @@ class LevelTables:
     last: bool
 
 
-def level_tables(compiled: "CompiledLRNN") -> list[LevelTables]:
-    """All layers of a compiled network; an error if a cascade has too many contexts."""
+def level_tables(compiled: "CompiledLRNN", cap: int = SYMBOL_CAP) -> list[LevelTables]:
+    """All layers of a compiled network; an error if a cascade has more than `cap` contexts."""
     found, n_symbols = [], len(compiled.dfa.alphabet)
     for i, layer in enumerate(compiled.layers):
         last = i == len(compiled.layers) - 1
         if last:
-            table = _state_table(layer, n_symbols, compiled.original, compiled.dfa.n_states)
+            table = _state_table(layer, n_symbols, compiled.original, compiled.dfa.n_states, cap)
         else:
-            table = _next_table(layer, n_symbols)
+            table = _next_table(layer, n_symbols, cap)
         actions = np.array([layer.action_id(x) for x in range(n_symbols)])
         found.append(LevelTables(layer, actions, table, last))
         n_symbols = int(table.max()) + 1
     return found
 
 
-def _next_table(layer: Layer, n_symbols: int) -> np.ndarray:
+def _next_table(layer: Layer, n_symbols: int, cap: int) -> np.ndarray:
     """(symbol, reading) -> symbol of the next layer, for everything that can come up."""
-    _check_size(n_symbols * layer.reading_range)
+    _check_size(n_symbols * layer.reading_range, cap)
     table = np.zeros((n_symbols, layer.reading_range), dtype=np.int64)
     for x in range(n_symbols):
         for s in range(layer.reading_range):
             if layer.may_be(x, s):
                 table[x, s] = layer.emit(x, s)
-                _check_size(int(table[x, s]))
+                _check_size(int(table[x, s]), cap)
     return table
 
 
-def _state_table(layer: Layer, n_symbols: int, original: np.ndarray, n_states: int) -> np.ndarray:
+def _state_table(layer: Layer, n_symbols: int, original: np.ndarray, n_states: int, cap: int) -> np.ndarray:
     """(symbol, codebook row) -> the automaton's state; one row if the symbol does not matter."""
     if layer.land is None:
         return original[layer.labels][None]
-    _check_size(n_symbols * layer.size)
+    _check_size(n_symbols * layer.size, cap)
     numbers = np.array([[layer.land(x, c) for c in range(layer.size)] for x in range(n_symbols)])
     return np.where(numbers < 0, n_states, original[numbers])
 
 
-def _check_size(entries: int) -> None:
-    if entries > SYMBOL_CAP:
+def _check_size(entries: int, cap: int) -> None:
+    if entries > cap:
         raise UserError(
-            f"tables: the cascade has more than {SYMBOL_CAP} combinations of letter and context, too "
+            f"tables: the cascade has more than {cap} combinations of letter and context, too "
             f"many to tabulate ahead. Try the strategy 'holonomy', or run words with `.states`, which "
             f"tabulates as it goes."
         )

@@ -35,13 +35,14 @@ class Witness:
         """Plain data, for JSON."""
         return asdict(self)
 
-    def __str__(self) -> str:
+    def shape(self) -> str:
+        """The words in print: x u^k y."""
         u = _spelt(self.u)
         power = f"{u}^k" if len(self.u) == 1 else f"({u})^k"
-        return (
-            " ".join(part for part in (_spelt(self.x), power, _spelt(self.y)) if part)
-            + f", period {self.period} in k"
-        )
+        return " ".join(part for part in (_spelt(self.x), power, _spelt(self.y)) if part)
+
+    def __str__(self) -> str:
+        return f"{self.shape()}, period {self.period} in k"
 
 
 def _spelt(word: tuple[str, ...]) -> str:

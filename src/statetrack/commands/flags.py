@@ -8,15 +8,24 @@ from statetrack.errors import UserError, require
 T = TypeVar("T")
 
 
-def parse(cls: type[T], arguments: Sequence[str], prog: str, default: T | None = None) -> T:
-    """Read every field of the dataclass `cls` as a flag; nested dataclasses add theirs without a prefix."""
+def parse(
+    cls: type[T], arguments: Sequence[str], prog: str, default: T | None = None, *, positional: bool = False
+) -> T:
+    """Read every field of the dataclass `cls` as a flag; nested dataclasses add theirs without a prefix.
+
+    With `positional`, fields without a default are given by their place.
+    """
     tyro = require("tyro", extra="cli", for_="the command line")
     config = (tyro.conf.OmitArgPrefixes, tyro.conf.AvoidSubcommands)
+    config += (tyro.conf.PositionalRequiredArgs,) if positional else ()
     options = {} if default is None else {"default": default}
     return tyro.cli(cls, args=list(arguments), prog=prog, config=config, **options)
 
 
-def take(arguments: Sequence[str], flag: str, default: str) -> tuple[str, list[str]]:
+D = TypeVar("D", str, None)
+
+
+def take(arguments: Sequence[str], flag: str, default: D) -> tuple[str | D, list[str]]:
     """The value of one flag, `--flag value` or `--flag=value`, and the arguments without it."""
     rest, value, waiting = [], default, False
     for argument in arguments:

@@ -4,7 +4,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TextIO
 
 from statetrack.errors import require
 
@@ -12,10 +12,11 @@ Report = Callable[[int, dict[str, Any]], None]
 
 
 @contextmanager
-def progress_bars(runs: list[tuple[str, int]]) -> Iterator[Callable[[int], Report]]:
+def progress_bars(runs: list[tuple[str, int]], to: TextIO | None = None) -> Iterator[Callable[[int], Report]]:
     """Yields a function that gives run i its progress callback; `runs` lists label and number of steps."""
-    if not sys.stdout.isatty():
-        yield lambda i: _lines(*runs[i])
+    stream = sys.stdout if to is None else to
+    if not stream.isatty():
+        yield lambda i: _lines(*runs[i], stream)
         return
     rich = require("rich.progress", extra="cli", for_="live progress")
     columns = (
@@ -25,7 +26,7 @@ def progress_bars(runs: list[tuple[str, int]]) -> Iterator[Callable[[int], Repor
         rich.TextColumn("loss {task.fields[loss]}"),
         rich.TimeElapsedColumn(),
     )
-    with rich.Progress(*columns) as display:
+    with rich.Progress(*columns, console=rich.Console(file=stream)) as display:
         bars = [display.add_task(label, total=steps, loss="-", start=False) for label, steps in runs]
 
         def bar(i: int) -> Report:
@@ -35,7 +36,7 @@ def progress_bars(runs: list[tuple[str, int]]) -> Iterator[Callable[[int], Repor
         yield bar
 
 
-def _lines(label: str, steps: int) -> Report:
+def _lines(label: str, steps: int, to: TextIO) -> Report:
     """A line every few seconds, and one at the end."""
     last = time.monotonic()
 
@@ -43,6 +44,6 @@ def _lines(label: str, steps: int) -> Report:
         nonlocal last
         if step == steps or time.monotonic() - last > 5:
             last = time.monotonic()
-            print(f"{label:<34} step {step:>5}/{steps}  loss {row['loss']:.4f}", flush=True)
+            print(f"{label:<34} step {step:>5}/{steps}  loss {row['loss']:.4f}", file=to, flush=True)
 
     return report

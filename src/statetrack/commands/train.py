@@ -37,14 +37,15 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def read_arguments(arguments: Sequence[str]) -> tuple[TrainOptions, RunSpec]:
-    """--task and --mixer decide which other flags there are, so they are read first."""
+    """--task (with its --alphabet) and --mixer decide which other flags there are, so they are read first."""
     task_name, rest = take(arguments, "--task", "parity-dense")
     mixer_name, rest = take(rest, "--mixer", "deltanet")
-    chosen_task, model = task(task_name), model_config(mixer_name)
+    alphabet, rest = take(rest, "--alphabet", None)
+    chosen_task, model = task(task_name, alphabet), model_config(mixer_name)
     defaults = {
         "task": chosen_task,
         "mixer": model.mixer,
-        "model": _Backbone(model.d_model, model.layers, model.mlp_ratio, model.norm, model.residual),
+        "model": _Backbone(**{name: value for name, value in vars(model).items() if name != "mixer"}),
         "training": TrainingConfig(),
         "evaluation": EvaluationConfig(),
         "options": TrainOptions(),

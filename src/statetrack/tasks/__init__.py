@@ -1,7 +1,9 @@
 """Tasks by name."""
 
-from statetrack.errors import unknown_name
+from statetrack.errors import UserError, unknown_name
+from statetrack.tasks.automaton import PREFIXES, Automaton, automaton_task
 from statetrack.tasks.groups import Group, group
+from statetrack.tasks.modular_arithmetic import BracketArithmetic, ModularArithmetic
 from statetrack.tasks.parity import Parity
 from statetrack.tasks.task import IGNORE, Batch, Task
 from statetrack.tasks.word_problem import WordProblem
@@ -9,6 +11,9 @@ from statetrack.tasks.word_problem import WordProblem
 TASKS: dict[str, Task] = {
     "parity": Parity(),
     "parity-dense": WordProblem("S2"),
+    "mod-arithmetic": ModularArithmetic(),
+    "mod-arithmetic-brackets": BracketArithmetic(),
+    "mod-arithmetic-brackets-no-mult": BracketArithmetic(multiplication=False),
     "word-problem": WordProblem(),
     "s5": WordProblem("S5"),
     "s5-swaps": WordProblem("S5", inputs="swaps"),
@@ -19,11 +24,29 @@ TASKS: dict[str, Task] = {
 }
 
 
-def task(name: str) -> Task:
-    """The task of this name, with its defaults."""
+def task(name: str, alphabet: str | None = None) -> Task:
+    """The task of this name, with its defaults; or an automaton's: "regex:(ab|ba)*" with its alphabet,
+    "dfa:FILE.json", "group:S5"."""
+    if name.startswith(PREFIXES):
+        return automaton_task(name, alphabet)
+    if alphabet is not None:
+        raise UserError(f"task {name!r} takes no alphabet; that belongs to tasks such as 'regex:(ab|ba)*'.")
     if name not in TASKS:
         raise unknown_name("task", name, TASKS)
     return TASKS[name]
 
 
-__all__ = ["IGNORE", "TASKS", "Batch", "Group", "Parity", "Task", "WordProblem", "group", "task"]
+__all__ = [
+    "IGNORE",
+    "TASKS",
+    "Automaton",
+    "Batch",
+    "BracketArithmetic",
+    "Group",
+    "ModularArithmetic",
+    "Parity",
+    "Task",
+    "WordProblem",
+    "group",
+    "task",
+]

@@ -17,7 +17,8 @@ def evaluate(model: Model, spec: RunSpec, device: torch.device) -> dict:
 
     dense tasks: `accuracy`, the label at exactly that position; `sequence_accuracy`, every label up to it;
     last-position tasks: `accuracy` in bins between the lengths, and `scaled_accuracy` over all samples, where
-    0 is guessing and 1 is perfect.
+    0 is guessing and 1 is perfect; `majority_scaled_accuracy` is what always giving the most frequent answer
+    of these samples would score, which on unbalanced tasks is well above 0.
     """
     generator = Generator(device).manual_seed(spec.evaluation.eval_seed)
     was_training = model.training
@@ -52,11 +53,13 @@ def _last(model: Model, spec: RunSpec, generator: Generator) -> dict:
     samples = spec.evaluation.eval_samples
     lengths = spec.task.draw_lengths(samples, (edges[0], edges[-1]), generator).sort().values
     correct, start = [], 0
+    answers = torch.zeros(spec.task.n_classes, dtype=torch.long, device=generator.device)
     for size in _batch_sizes(samples, spec):
         batch = spec.task.fill(lengths[start : start + size], generator)
         counts = batch.targets != IGNORE
         hits = (_predict(model, batch.inputs) == batch.targets) & counts
         correct.append(hits.sum(1) == counts.sum(1))
+        answers += torch.bincount(batch.targets[counts], minlength=spec.task.n_classes)
         start += size
     right = torch.cat(correct).double().cpu()
     # the last edge belongs to the last bin
@@ -66,8 +69,12 @@ def _last(model: Model, spec: RunSpec, generator: Generator) -> dict:
         inside = right[where == i]
         if len(inside):
             bins[f"{low}-{high if i == len(edges) - 2 else high - 1}"] = inside.mean().item()
-    chance, accuracy = spec.task.chance, right.mean().item()
-    return {"accuracy": bins, "scaled_accuracy": (accuracy - chance) / (1 - chance)}
+    chance, majority = spec.task.chance, answers.max().item() / answers.sum().item()
+    return {
+        "accuracy": bins,
+        "scaled_accuracy": (right.mean().item() - chance) / (1 - chance),
+        "majority_scaled_accuracy": (majority - chance) / (1 - chance),
+    }
 
 
 def _predict(model: Model, inputs: Tensor) -> Tensor:

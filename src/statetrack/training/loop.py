@@ -81,7 +81,7 @@ def train(spec: RunSpec, folder: Path, options: Options) -> dict[str, Any]:
     metrics = MetricsFile(folder / "metrics.jsonl", state.step)
     if resumed:
         options.say(f"Going on from step {state.step} of {spec.training.steps}.")
-    with _stop_signals() as stop:
+    with stop_signals() as stop:
         _run_steps(spec, folder, options, state, metrics, stop)
     save_tensors(folder / "model.safetensors", model.state_dict(), {"spec": json.dumps(spec.to_dict())})
     return metrics.rows[-1]
@@ -170,7 +170,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 @contextlib.contextmanager
-def _stop_signals() -> Iterator[threading.Event]:
+def stop_signals() -> Iterator[threading.Event]:
     """Ctrl-C and SIGTERM set the event: no step is cut in half. A second Ctrl-C stops at once."""
     stop = threading.Event()
     if threading.current_thread() is not threading.main_thread():

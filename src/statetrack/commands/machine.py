@@ -1,0 +1,34 @@
+"""The automaton a command is about: a regex, a file or a group by name."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from statetrack.automata.dfa import DFA
+from statetrack.errors import UserError
+
+
+@dataclass(frozen=True)
+class MachineOptions:
+    """Give one of --regex (with --alphabet), --dfa and --group."""
+
+    regex: str | None = None  # in the dialect of Python's re.fullmatch, without its irregular parts
+    alphabet: str | None = None  # the letters a regex is over, such as ab
+    dfa: Path | None = None  # JSON file: alphabet, transitions, start, accepting
+    group: str | None = None  # S5, A5, Z7, D4, Q8, M11
+
+
+def read_machine(given: MachineOptions) -> tuple[str, DFA]:
+    """What the user called it, and the automaton."""
+    chosen = [name for name in ("regex", "dfa", "group") if getattr(given, name) is not None]
+    if len(chosen) != 1:
+        found = "none" if not chosen else " and ".join(f"--{name}" for name in chosen)
+        raise UserError(f"expected one of --regex, --dfa and --group, found {found}.")
+    if given.regex is None and given.alphabet is not None:
+        raise UserError(f"--alphabet belongs to --regex; --{chosen[0]} brings its own.")
+    if given.regex is not None:
+        if given.alphabet is None:
+            raise UserError("--regex needs the letters it is over: --alphabet ab.")
+        return given.regex or "the empty word", DFA.from_regex(given.regex, given.alphabet)
+    if given.dfa is not None:
+        return given.dfa.name, DFA.load(given.dfa)
+    return str(given.group), DFA.from_group(str(given.group))

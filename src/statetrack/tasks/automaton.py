@@ -1,0 +1,153 @@
+"""Any automaton as a task: in which state is it after each letter?"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Generator, Tensor
+
+from statetrack.automata.dfa import DFA
+from statetrack.errors import UserError, unknown_name
+from statetrack.tasks.task import Batch, Task
+
+WORDS = ("uniform", "live")
+PREFIXES = ("regex:", "dfa:", "group:")
+
+
+@dataclass(frozen=True)
+class Automaton(Task):
+    """After each letter, which state is the automaton in? Tokens: letters in alphabet order, then BOS.
+
+        even number of a's: a swaps the states 0 and 1, b keeps them; a = 0, b = 1, BOS = 2
+        inputs   2  0  1  0  0
+        targets  0  1  1  0  1
+
+    `automaton` is the JSON text of `DFA.to_json`, so a spec stands alone. `words` says how letters are drawn.
+    "uniform": each of them, always. In a language such as (ab|ba)* nearly every long uniform word has long
+    ended in the sink, and guessing that is right; "live" words take letters after which acceptance is still
+    open (some continuation is accepted, another is not), half of them to the end, the others up to a random
+    place after which they are uniform.
+    """
+
+    automaton: str
+    words: Literal["uniform", "live"] = "uniform"
+
+    labels = "dense"
+    train_lengths = (32, 32)
+    eval_lengths = (32, 64, 128, 256)
+
+    def __post_init__(self):
+        if self.words not in WORDS:
+            raise unknown_name("Automaton: words", self.words, WORDS)
+        if not self.dfa.alphabet:
+            raise UserError("Automaton: the alphabet is empty, so there are no words to train on.")
+
+    @classmethod
+    def of(cls, dfa: DFA, words: Literal["uniform", "live"] = "uniform") -> "Automaton":
+        """The task of tracking `dfa`."""
+        return cls(dfa.to_json(), words)
+
+    @property
+    def dfa(self) -> DFA:
+        return _read(self.automaton)
+
+    @property
+    def bos(self) -> int:
+        """The token every sequence begins with; its label is the start state."""
+        return len(self.dfa.alphabet)
+
+    @property
+    def vocab_size(self) -> int:
+        return self.bos + 1
+
+    @property
+    def n_classes(self) -> int:
+        return self.dfa.n_states
+
+    @property
+    def chance(self) -> float:
+        return 1 / len(self.dfa.reachable())
+
+    def fill(self, lengths: Tensor, generator: Generator) -> Batch:
+        """Sequences (B, 1 + T): BOS, then T letters. All lengths are equal, as every position is labelled."""
+        B, T, device = lengths.numel(), int(lengths[0]), generator.device
+        letters = torch.randint(self.bos, (B, T), generator=generator, device=device)
+        if self.words == "uniform":
+            return self.label(letters)
+        # Below T it is the place from which the word is uniform; the other half stays live to the end.
+        free_from = torch.randint(2 * T, (B,), generator=generator, device=device)
+        chosen = torch.rand((B, T), generator=generator, device=device)
+        tables, state = _tables(self.automaton, device), self._start(B, device)
+        for t in range(T):
+            count = tables.live_count[state]
+            live = tables.live[state, (chosen[:, t] * count).long().clamp(max=count - 1)]
+            letters[:, t] = torch.where(t < free_from, live, letters[:, t])
+            state = tables.move[letters[:, t], state]
+        return self.label(letters)
+
+    def label(self, letters: Tensor) -> Batch:
+        """The batch of given words, (B, T) places in the alphabet: one look-up of all words per step."""
+        move = _tables(self.automaton, letters.device).move
+        states = [self._start(len(letters), letters.device)]
+        for column in letters.unbind(1):
+            states.append(move[column, states[-1]])
+        bos = torch.full_like(letters[:, :1], self.bos)
+        return Batch(torch.cat([bos, letters], 1), torch.stack(states, 1))
+
+    def _start(self, B: int, device: torch.device) -> Tensor:
+        return torch.full((B,), self.dfa.start, device=device)
+
+
+class _Tables(NamedTuple):
+    move: Tensor  # (letters, states): the next state
+    live: Tensor  # (states, letters): the letters that keep acceptance open, first
+    live_count: Tensor  # (states,): how many they are; all letters where there is none
+
+
+@lru_cache(maxsize=64)
+def _read(text: str) -> DFA:
+    return DFA.from_json(text)
+
+
+@lru_cache(maxsize=16)
+def _tables(text: str, device: torch.device) -> _Tables:
+    dfa = _read(text)
+    move = torch.tensor([dfa.transitions[letter] for letter in dfa.alphabet])
+    opened = torch.zeros(dfa.n_states, dtype=torch.bool)
+    opened[list(open_states(dfa))] = True
+    keeps = opened[move].T
+    keeps[~keeps.any(1)] = True
+    live = keeps.int().argsort(dim=1, descending=True, stable=True)
+    return _Tables(move.to(device), live.to(device), keeps.sum(1).to(device))
+
+
+def open_states(dfa: DFA) -> set[int]:
+    """The states from which one word leads to acceptance and another to rejection."""
+    before: list[set[int]] = [set() for _ in range(dfa.n_states)]
+    for table in dfa.transitions.values():
+        for q, target in enumerate(table):
+            before[target].add(q)
+
+    def lead_to(goals: set[int]) -> set[int]:
+        found, waiting = set(goals), list(goals)
+        while waiting:
+            new = before[waiting.pop()] - found
+            found |= new
+            waiting += new
+        return found
+
+    accepting = set(dfa.accepting)
+    return lead_to(accepting) & lead_to(set(range(dfa.n_states)) - accepting)
+
+
+def automaton_task(name: str, alphabet: str | None = None) -> Automaton:
+    """The task of "regex:(ab|ba)*" over an alphabet, of "dfa:FILE.json", or of "group:S5"."""
+    kind, _, value = name.partition(":")
+    if kind == "regex" and alphabet is None:
+        raise UserError(f"task {name!r} needs its alphabet: --alphabet ab, or task(name, alphabet).")
+    if kind != "regex" and alphabet is not None:
+        raise UserError(f"task {name!r} brings its own alphabet; --alphabet belongs to regex: tasks only.")
+    if kind == "regex":
+        return Automaton.of(DFA.from_regex(value, alphabet or ""))
+    return Automaton.of(DFA.load(value) if kind == "dfa" else DFA.from_group(value))

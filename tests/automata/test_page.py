@@ -1,0 +1,159 @@
+"""The page of `explain --html` in a real browser: click through words and read the states off the page."""
+
+import random
+
+import machines
+import pytest
+from browser import CHROMIUM, Browser
+
+from statetrack.automata import DFA, explain
+from statetrack.automata.export import read_word
+from statetrack.cli import main
+from statetrack.report.automaton_page import example_word, spell, write_automaton_page
+
+needs_chromium = pytest.mark.skipif(
+    CHROMIUM is None, reason="no chromium on this machine (apt-get install chromium)"
+)
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    opened = Browser(tmp_path_factory.mktemp("chromium"))
+    yield opened
+    opened.close()
+
+
+def write(path, dfa, name="test"):
+    write_automaton_page(path, name, explain(dfa), [], 16)
+    return path
+
+
+MACHINES = {
+    "second to last b": machines.SECOND_TO_LAST_B,
+    "star-free": DFA.from_regex("[ab]*abba[ab]*", "ab"),
+    "mixed": DFA.from_regex("([ab]{3})*a", "ab"),
+    "S3": DFA.from_group("S3"),
+    "Z6": DFA.from_group("Z6"),
+    "unreachable states": DFA("ab", {"a": [3, 0, 1, 4, 3], "b": [0, 2, 2, 0, 4]}, 0, [4]),
+    "odd letters": DFA.from_permutations({"<b>": [1, 2, 0], "&": [1, 0, 2], '"': [0, 1, 2]}),
+}
+
+
+@needs_chromium
+@pytest.mark.parametrize("name", MACHINES)
+def test_every_network_shows_the_automatons_states_step_by_step(name, browser, tmp_path):
+    dfa = MACHINES[name]
+    browser.open(write(tmp_path / "page.html", dfa))
+    rng = random.Random(7)
+    for i in range(browser.evaluate("data.networks.length")):
+        browser.evaluate(f"at('network').value = {i}; at('network').dispatchEvent(new Event('change'))")
+        word = machines.random_word(rng, dfa, 7)
+        browser.type("#word", spell(tuple(word), dfa))
+        shown = [int(browser.text("#state"))]
+        for _ in word:
+            browser.click("#step")
+            shown.append(int(browser.text("#state")))
+        assert shown == dfa.run(word)
+        assert browser.evaluate("document.querySelector('.picture .now').id") == f"state-{shown[-1]}"
+        assert browser.text("#answer") == ("accepting" if dfa.accepts(word) else "not accepting")
+        assert "same" in browser.text("#agrees")
+    assert browser.errors == []
+
+
+@needs_chromium
+def test_first_back_step_and_last_move_through_the_word(browser, tmp_path):
+    dfa = machines.SECOND_TO_LAST_B
+    browser.open(write(tmp_path / "page.html", dfa), "word=abbab&at=2")
+    states = dfa.run("abbab")
+    place = 2
+    for button, target in (("last", 5), ("back", 4), ("back", 3), ("step", 4), ("first", 0), ("step", 1)):
+        browser.click(f"#{button}")
+        place = target
+        assert browser.text("#state") == str(states[place])
+        assert browser.text("#place") == f"{place} of 5 letters read"
+    browser.click("#first")
+    assert browser.evaluate("at('back').disabled && at('first').disabled && !at('step').disabled")
+
+
+@needs_chromium
+def test_letter_buttons_and_witnesses_fill_in_words(browser, tmp_path):
+    dfa = DFA.from_group("S3")
+    browser.open(write(tmp_path / "page.html", dfa), "word=")
+    assert "empty word" in browser.text("#tape")
+    for letter in ("1", "0", "1"):
+        browser.click(f"#letters button[data-letter='{letter}']")
+    assert browser.evaluate("at('word').value") == "csc"
+    assert browser.text("#state") == str(dfa.run("csc")[-1])
+    browser.click("button.try")
+    word = read_word(browser.evaluate("at('word').value"), dfa.alphabet)
+    assert len(word) >= 6
+    assert browser.text("#state") == str(dfa.run(word)[-1])
+
+
+@needs_chromium
+def test_vectors_and_eigenvalues_move_with_the_word(browser, tmp_path):
+    """Counting modulo 6 by permutations: the one in h walks, and A has the six roots of unity."""
+    browser.open(write(tmp_path / "page.html", DFA.from_group("Z6")), "word=%2B1%2B1%2B1")
+    vector = "[...document.querySelectorAll('#h-0 i')].map((cell) => cell.textContent).join('')"
+    opacity = "document.querySelector('#circle-0 .dot').style.opacity"
+    assert (browser.evaluate(vector), browser.evaluate(opacity)) == ("100000", "0")
+    browser.click("#step")
+    browser.click("#step")
+    assert (browser.evaluate(vector), browser.evaluate(opacity)) == ("001000", "1")
+    places = browser.evaluate(
+        "[...document.querySelectorAll('#circle-0 .dot')].map((d) => d.style.transform)"
+    )
+    assert len(set(places)) == 6
+
+
+@needs_chromium
+def test_a_long_word_and_a_wrong_letter_are_handled(browser, tmp_path):
+    dfa = machines.SECOND_TO_LAST_B
+    browser.open(write(tmp_path / "page.html", dfa))
+    browser.type("#word", "ab" * 3000)
+    assert "first 5000 letters" in browser.text("#problem")
+    browser.click("#last")
+    assert browser.text("#state") == str(dfa.run("ab" * 2500)[-1])
+    browser.type("#word", "abxb")
+    assert "position 2" in browser.text("#problem")
+    browser.click("#last")
+    assert browser.text("#place") == "2 of 2 letters read"
+
+
+@needs_chromium
+@pytest.mark.parametrize(
+    "dfa", [DFA("", {}, 0, [0]), DFA.from_regex("[ab]*", "ab"), DFA.from_regex("a{12}", "a")]
+)
+def test_pages_of_edge_cases_load_without_errors(dfa, browser, tmp_path):
+    browser.open(write(tmp_path / "page.html", dfa))
+    browser.click("#last")
+    assert browser.text("#state") == str(dfa.run(read_word(example_word(dfa), dfa.alphabet))[-1])
+    assert browser.errors == []
+
+
+@needs_chromium
+def test_the_page_asks_for_nothing_from_elsewhere(browser, tmp_path):
+    browser.open(write(tmp_path / "page.html", MACHINES["mixed"]))
+    assert browser.evaluate("performance.getEntriesByType('resource').length") == 0
+
+
+def test_pages_name_no_other_place_and_escape_what_they_are_given(tmp_path):
+    page = write(
+        tmp_path / "page.html", MACHINES["odd letters"], "</script><script>alert(1)</script>"
+    ).read_text()
+    assert "alert(1)" in page
+    assert "<script>alert" not in page
+    for mark in ("https://", "src=", "href=", "@import", "url(http"):
+        assert mark not in page
+    assert set(page.split("http://")[1:]) == {
+        part for part in page.split("http://")[1:] if part.startswith("www.w3.org/2000/svg")
+    }
+
+
+@pytest.mark.parametrize("group", ["S200", "Z100"])
+def test_a_machine_too_large_for_a_page_says_so(group, tmp_path, capsys):
+    main(["explain", "--group", group, "--html", str(tmp_path / "page.html")])
+    page = (tmp_path / "page.html").read_text()
+    assert "too large to run in a page" in page
+    assert "Not drawn" in page
+    assert len(page) < 100_000
