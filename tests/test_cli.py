@@ -47,6 +47,16 @@ def test_help_lists_the_commands(capsys):
         (["train", "--train-lengths", "-3", "5"], "train_lengths is -3 5"),
         (["train", "--device", "tpux"], "expected auto, cpu or cuda"),
         (["train", "--task"], "--task needs a value"),
+        (["train", "--device", "meta"], "expected auto, cpu or cuda"),
+        (["train", "--beta2", "1"], "below 1"),
+        (["train", "--seed", "-1"], "seed is -1"),
+        (["train", "--head-dim", "0"], "head_dim is 0"),
+        (["train", "--value-dim", "-3"], "value_dim is -3"),
+        (["train", "--convolution", "-1"], "convolution is -1"),
+        (["train", "--mlp-ratio", "nan"], "mlp_ratio is nan"),
+        (["train", "--mixer", "mamba", "--convolution", "0"], "convolution is 0"),
+        (["train", "--mixer", "mamba", "--d-state", "0"], "d_state is 0"),
+        (["train", "--mixer", "dense-transition", "--size", "0"], "size is 0"),
         (["train", "--group", "Q8", "--task", "word-problem"], "'Q8' is not known"),
         (["bench", "--threads", "0"], "threads is 0"),
     ],
@@ -121,8 +131,8 @@ def test_control_c_ends_with_code_130_and_one_line(tmp_path):
 
 def test_an_output_folder_that_cannot_be_made_is_a_clear_error(tmp_path, capsys):
     (tmp_path / "file").write_text("")
-    assert exit_code(["train", *SMALL, "--out", str(tmp_path / "file" / "run")]) == 1
-    assert "Not a directory" in capsys.readouterr().err
+    assert exit_code(["train", *SMALL, "--out", str(tmp_path / "file" / "run")]) == 2
+    assert "cannot be made: Not a directory" in capsys.readouterr().err
 
 
 def test_demo_prints_a_table_and_writes_a_self_contained_report(tmp_path, monkeypatch, capsys):

@@ -41,7 +41,7 @@ def from_dict(data: Any, kinds: dict[str, type], where: str = "spec") -> Any:
     """Plain dict -> nested dataclass, checked field by field. Only the classes in `kinds` can be built."""
     if not isinstance(data, dict) or "kind" not in data:
         raise UserError(f"{where} is {_short(data)}, expected an object with a 'kind'.")
-    if data["kind"] not in kinds:
+    if not isinstance(data["kind"], str) or data["kind"] not in kinds:
         raise unknown_name(f"{where}: kind", data["kind"], kinds)
     cls = kinds[data["kind"]]
     hints = typing.get_type_hints(cls)
@@ -53,13 +53,25 @@ def from_dict(data: Any, kinds: dict[str, type], where: str = "spec") -> Any:
         if name not in known:
             raise unknown_name(f"{where}: {cls.__name__} field", name, known)
         values[name] = _read(value, known[name], kinds, f"{where}.{name}")
+    missing = [
+        f.name
+        for f in dataclasses.fields(cls)
+        if f.name not in values and f.default is f.default_factory is dataclasses.MISSING
+    ]
+    if missing:
+        raise UserError(f"{where}: {cls.__name__} needs {', '.join(missing)}.")
     return cls(**values)
 
 
 def _read(value: Any, hint: Any, kinds: dict[str, type], where: str) -> Any:
     """`value` as the type hint wants it: dataclasses from objects, tuples from lists, the rest checked."""
     if isinstance(value, dict):
-        return from_dict(value, kinds, where)
+        built = from_dict(value, kinds, where)
+        if not isinstance(hint, type) or not isinstance(built, hint):
+            raise UserError(
+                f"{where} is a {type(built).__name__}, expected {getattr(hint, '__name__', hint)}."
+            )
+        return built
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (Union, types.UnionType):
         if value is None and type(None) in arguments:

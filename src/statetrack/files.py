@@ -29,6 +29,9 @@ _DTYPES = {
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
+PARTIAL = ".partial"  # ends the name of a file that is being written
+
+
 class DamagedFile(Exception):
     """A file that is truncated or altered."""
 
@@ -37,7 +40,7 @@ def write_atomically(path: Path, chunks: Iterable[bytes]) -> None:
     """Write beside `path`, flush to disk, rename: a reader sees the old file or the new one, never a part."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=PARTIAL)
     try:
         with os.fdopen(handle, "wb") as file:
             for chunk in chunks:
@@ -91,7 +94,7 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         if "crc32" in metadata and f"{zlib.crc32(data):08x}" != metadata["crc32"]:
             raise ValueError("its checksum does not match")
         return {name: _tensor(data, entry) for name, entry in header.items()}, metadata
-    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, RuntimeError, OverflowError) as error:
         raise DamagedFile(f"{path} is damaged: {error}") from error
 
 

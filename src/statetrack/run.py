@@ -22,7 +22,7 @@ import torch
 
 from statetrack.config import run_id
 from statetrack.errors import UserError
-from statetrack.files import write_json
+from statetrack.files import PARTIAL, write_json
 from statetrack.layers import Model
 from statetrack.spec import RunSpec
 from statetrack.training import Diverged, Interrupted, Options, build_model, train
@@ -43,6 +43,8 @@ def run(spec: RunSpec, folder: Path | None = None, options: Options | None = Non
         if done is not None:
             options.say(f"{folder} is finished already.")
             return done
+        for leftover in folder.glob(f".*{PARTIAL}"):  # of a process killed while it wrote
+            leftover.unlink(missing_ok=True)
         write_json(folder / "spec.json", spec.to_dict())
         started, before = time.monotonic(), _seconds_so_far(folder)
         try:
@@ -110,7 +112,10 @@ def _processor() -> str:
 @contextlib.contextmanager
 def claim(folder: Path) -> Iterator[None]:
     """Hold the folder for this process; the operating system lets go of it however the process ends."""
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{folder} cannot be made: {error.strerror}. Choose another --out.") from error
     with open(folder / ".lock", "a") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -166,7 +171,7 @@ def exit_codes() -> Iterator[None]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has gone: say no more
         raise SystemExit(1) from None
     except OSError as error:
-        _leave(1, f"error: {error}. Nothing already written was lost; the same command goes on from there.")
+        _leave(1, f"error: {error}. Files already written are whole.")
 
 
 def _leave(code: int, message: str) -> None:

@@ -127,9 +127,14 @@ def _check(spec: RunSpec) -> None:
         value = getattr(t, name)
         if not (value >= low and math.isfinite(value)):
             raise UserError(f"training: {name} is {value}, expected at least {low}.")
-    for name in ("warmup", "beta1", "beta2"):
-        if not 0 <= getattr(t, name) <= 1:
-            raise UserError(f"training: {name} is {getattr(t, name)}, expected a number from 0 to 1.")
+    if not 0 <= t.warmup <= 1:
+        raise UserError(f"training: warmup is {t.warmup}, expected a number from 0 to 1.")
+    for name in ("beta1", "beta2"):
+        if not 0 <= getattr(t, name) < 1:
+            raise UserError(f"training: {name} is {getattr(t, name)}, expected at least 0 and below 1.")
+    for name, seed in (("seed", spec.seed), ("eval_seed", e.eval_seed)):
+        if not 0 <= seed < 2**63:
+            raise UserError(f"{name} is {seed}, expected a whole number from 0 to 2^63 - 1.")
     shortest, (low, high) = spec.task.shortest, t.train_lengths or (1, 1)
     if not shortest <= low <= high:
         raise UserError(

@@ -55,6 +55,19 @@ def test_outputs_depend_on_the_past_only(model):
     assert not torch.allclose(model(x)[0][:, 8:], model(changed)[0][:, 8:])
 
 
+def test_nothing_in_gives_nothing_out_and_keeps_the_state(model):
+    _, state = model(tokens())
+    y, same = model(tokens()[:, :0], state)
+    assert y.shape == (2, 0, 7)
+    assert all(a is b for a, b in zip(same, state, strict=True))
+
+
+def test_weights_may_be_bfloat16(model):
+    y, _ = model.bfloat16()(tokens())
+    assert y.dtype == torch.bfloat16
+    assert torch.isfinite(y.float()).all()
+
+
 def test_every_parameter_gets_a_gradient(model):
     model(tokens())[0].square().sum().backward()
     missing = [name for name, p in model.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0]
@@ -180,10 +193,10 @@ def test_bfloat16_autocast_trains_without_leaving_float32_states():
     ("changes", "message"),
     [
         ({"heads": 3}, "heads = 3 does not divide 128"),
-        ({"heads": 0}, "heads = 0"),
+        ({"heads": 0}, "heads is 0"),
         ({"eigenvalues": "[0, 1]"}, r'expected "\[0,1\]" or "\[-1,1\]"'),
         ({"qk_activation": "slu"}, "Did you mean 'silu'"),
-        ({"householders": 0}, "expected at least 1"),
+        ({"householders": 0}, "at least 1"),
         ({"layers": 0}, "layers is 0"),
         ({"norm": "rmss"}, "Did you mean 'rms'"),
         ({"mlp": "geglue"}, "Did you mean 'geglu'"),
@@ -194,6 +207,12 @@ def test_bfloat16_autocast_trains_without_leaving_float32_states():
 def test_wrong_models_are_refused(changes, message):
     with pytest.raises(UserError, match=message):
         build("deltanet", vocab_size=7, **changes)
+
+
+def test_states_of_another_depth_are_refused():
+    model = build("deltanet", vocab_size=7, layers=2)
+    with pytest.raises(UserError, match="1 states for 2 layers"):
+        model(tokens(), [None])
 
 
 def test_unknown_presets_suggest_the_nearest():

@@ -269,6 +269,22 @@ def test_strong_decay_neither_overflows_nor_poisons_gradients():
     assert all(torch.isfinite(x).all() for x in results.values())
 
 
+@pytest.mark.parametrize("strong", [-500.0, -1e4, -torch.inf])
+def test_strong_decays_do_not_cost_the_digits_of_weak_ones(strong):
+    inputs = random_inputs(B=1, T=90, gate=True)
+    inputs["g"][:, ::9] = strong
+    expected = delta_rule(**inputs, backend="reference")[0]
+    actual = delta_rule(**{name: x.float() for name, x in inputs.items()})[0]
+    torch.testing.assert_close(actual.double(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_second_derivatives_are_refused_not_wrong():
+    inputs = {name: x.requires_grad_() for name, x in random_inputs().items()}
+    o, _ = delta_rule(**inputs)
+    with pytest.raises(RuntimeError, match="no second derivatives"):
+        torch.autograd.grad(o.sum(), inputs["v"], create_graph=True)
+
+
 def test_halves_come_back_as_halves_and_states_as_float32():
     inputs = {name: x.bfloat16() for name, x in random_inputs(T=9).items()}
     o, S = delta_rule(**inputs, output_final_state=True)
@@ -324,6 +340,7 @@ ERRORS = [
     ({"q": torch.rand(2, 7, 5)}, {}, "expected four axes"),
     ({"q": torch.ones(2, 7, 2, 5, dtype=torch.long)}, {}, "q is torch.int64, expected a floating-point"),
     ({}, {"householders": 0}, "householders is 0"),
+    ({}, {"cu_seqlens": [0, 3, 7]}, "cu_seqlens is a list, expected a tensor"),
     ({}, {"householders": 2}, r"time \* 2 householders"),
     ({}, {"initial_state": torch.zeros(2, 2, 3, 5)}, r"initial_state has shape .* = \(2, 2, 5, 3\)"),
     ({}, {"cu_seqlens": torch.tensor([0, 7])}, "need batch 1, q has batch 2"),

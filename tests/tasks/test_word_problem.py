@@ -102,6 +102,11 @@ def test_a_group_is_generated_from_permutations():
     assert len(drawn.unique()) == 2
 
 
+def test_names_of_one_group_are_one_task():
+    assert WordProblem("s_5") == WordProblem("S5")
+    assert WordProblem("1,0,2 ;1 2 0") == WordProblem("1 0 2; 1 2 0")
+
+
 def test_sympy_agrees_on_the_order_of_a_generated_group():
     from sympy.combinatorics import Permutation, PermutationGroup
 

@@ -41,7 +41,13 @@ def run_until(spec, folder, step, **options):
 
 def test_a_run_leaves_spec_metrics_weights_and_result(small_spec, tmp_path):
     done = run(small_spec, tmp_path, Options(**QUIET))
-    assert {p.name for p in tmp_path.iterdir()} == {".lock", "spec.json", "metrics.jsonl", "model.safetensors", "done.json"}
+    assert {p.name for p in tmp_path.iterdir()} == {
+        ".lock",
+        "spec.json",
+        "metrics.jsonl",
+        "model.safetensors",
+        "done.json",
+    }
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == list(range(5, 41, 5))
     assert rows[-1] == done["metrics"]
@@ -66,7 +72,10 @@ def test_the_safetensors_package_reads_our_weights(small_spec, tmp_path):
     from safetensors.torch import load_file
 
     run(small_spec, tmp_path, Options(**QUIET))
-    theirs, (ours, _) = load_file(tmp_path / "model.safetensors"), load_tensors(tmp_path / "model.safetensors")
+    theirs, (ours, _) = (
+        load_file(tmp_path / "model.safetensors"),
+        load_tensors(tmp_path / "model.safetensors"),
+    )
     assert theirs.keys() == ours.keys()
     assert all(torch.equal(theirs[name], ours[name]) for name in ours)
 
@@ -107,6 +116,34 @@ def test_a_flipped_byte_in_a_checkpoint_is_noticed(small_spec, tmp_path):
     run(small_spec, tmp_path, Options(say=said.append))
     assert sum("checksum" in text for text in said) == 2
     assert "No checkpoint is whole: starting from step 0." in said
+
+
+def test_damaged_checkpoints_do_not_push_out_new_ones(small_spec, tmp_path):
+    run_until(small_spec, tmp_path, 25)
+    for path in checkpoints(tmp_path):
+        path.write_bytes(b"")
+    run_until(small_spec, tmp_path, 15)
+    said = []
+    run(small_spec, tmp_path, Options(say=said.append))
+    assert "Going on from step 14 of 40." in said
+
+
+def test_a_checkpoint_of_another_device_is_refused(small_spec, tmp_path):
+    from statetrack.files import save_tensors
+
+    run_until(small_spec, tmp_path, 15)
+    for path in checkpoints(tmp_path):
+        tensors, metadata = load_tensors(path)
+        save_tensors(path, tensors, metadata | {"device": "cuda"})
+    with pytest.raises(UserError, match="written by a run on cuda, this one is on cpu"):
+        run(small_spec, tmp_path, Options(device="cpu", **QUIET))
+
+
+def test_files_cut_short_by_a_kill_are_swept_up(small_spec, tmp_path):
+    (tmp_path / ".checkpoint-000000001.safetensors.x.partial").write_bytes(b"half")
+    run(small_spec, tmp_path, Options(**QUIET))
+    assert not list(tmp_path.glob("*.partial"))
+    assert not list(tmp_path.glob(".*.partial"))
 
 
 @pytest.mark.slow
@@ -222,6 +259,8 @@ def test_a_small_model_learns_parity_far_beyond_its_training_length(tmp_path):
             TrainingConfig(steps=150, batch=64, lr=1e-2, train_lengths=(16, 16), weight_decay=0.01),
             EvaluationConfig(eval_lengths=(16, 128), eval_samples=256),
         )
-        accuracy[eigenvalues] = run(spec, tmp_path / eigenvalues, Options(**QUIET))["metrics"]["accuracy"]["128"]
+        accuracy[eigenvalues] = run(spec, tmp_path / eigenvalues, Options(**QUIET))["metrics"]["accuracy"][
+            "128"
+        ]
     assert accuracy["[-1,1]"] > 0.95
     assert 0.4 < accuracy["[0,1]"] < 0.6

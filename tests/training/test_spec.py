@@ -1,5 +1,6 @@
 """Specs: JSON and back, ids, and what is refused."""
 
+import itertools
 import json
 from dataclasses import replace
 
@@ -78,6 +79,13 @@ def broken(**changes):
         ({"model__mixer__heads": 3}, "heads = 3 does not divide 128"),
         ({"model__mixer__eigenvalues": "[0,2]"}, "eigenvalues"),
         ({"model__mixer": 3}, "expected MixerConfig"),
+        ({"kind": []}, "is not known"),
+        ({"training__steps": {"kind": "Parity"}}, "is a Parity, expected int"),
+        ({"task": {"kind": "TrainingConfig"}}, "expected Task"),
+        ({"model__mixer": {"kind": "Parity"}}, "expected MixerConfig"),
+        ({"task": {"kind": "Automaton"}}, "Automaton needs"),
+        ({"task__group": ";"}, "has no generators"),
+        ({"seed": -1}, "seed is -1"),
         ({"model__mixer__kind": "os.system"}, "is not known"),
         ({"task": "parity"}, "expected Task"),
     ],
@@ -87,7 +95,9 @@ def test_wrong_specs_are_refused_with_the_field_named(changes, message):
         RunSpec.from_dict(broken(**changes))
 
 
-@pytest.mark.parametrize(("text", "message"), [(None, "does not exist"), ("{", "not a readable JSON"), ("[]", "kind")])
+@pytest.mark.parametrize(
+    ("text", "message"), [(None, "does not exist"), ("{", "not a readable JSON"), ("[]", "kind")]
+)
 def test_files_that_are_no_specs_are_refused(text, message, tmp_path):
     path = tmp_path / "spec.json"
     if text is not None:
@@ -100,7 +110,7 @@ def test_learning_rate_warms_up_then_falls_to_its_end():
     config = TrainingConfig(steps=100, lr=1.0, warmup=0.1, final_lr=0.01)
     rates = [learning_rate(step, config) for step in range(100)]
     assert rates[:10] == pytest.approx([0.1 * i for i in range(1, 11)])
-    assert all(a >= b for a, b in zip(rates[9:], rates[10:], strict=False))
+    assert all(a >= b for a, b in itertools.pairwise(rates[9:]))
     assert rates[-1] == pytest.approx(0.01, abs=1e-3)
     assert learning_rate(99, replace(config, schedule="constant")) == 1.0
 

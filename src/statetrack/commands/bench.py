@@ -38,9 +38,7 @@ def main(arguments: Sequence[str]) -> None:
     # transformers advises against its fallback, which is what is timed here
     logging.getLogger("transformers").setLevel(logging.ERROR)
     report = {"machine": machine(), "comparisons": [], "growth": []}
-    print(
-        f"{report['machine']['cpu']}, {options.threads} threads, torch {torch.__version__}, float32"
-    )
+    print(f"{report['machine']['cpu']}, {options.threads} threads, torch {torch.__version__}, float32")
     print(
         f"\n{'op and shape':<34}{'ours ms':>9}{'peer ms':>9}{'faster':>8}{'ours MB':>9}{'peer MB':>9}  peer"
     )

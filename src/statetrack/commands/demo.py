@@ -75,7 +75,7 @@ def _panels(planned: list[DemoRun], results: list[dict[str, Any]], length: int) 
     for r, done in zip(planned, results, strict=True):
         accuracy = {int(t): a for t, a in done["metrics"]["accuracy"].items()}
         panels.setdefault(r.panel, []).append(
-            Curve(r.label, r.eigenvalues, list(accuracy), list(accuracy.values()))
+            Curve(r.model, r.eigenvalues, list(accuracy), list(accuracy.values()))
         )
     return [Panel(title, curves, length, chance[title]) for title, curves in panels.items()]
 

@@ -53,8 +53,11 @@ def runs(quick: bool = False) -> list[DemoRun]:
 def _spec(
     task_name: str, preset: str, changes: dict, eigenvalues: str, lr: float, steps: int, length: int
 ) -> RunSpec:
-    longest = MULTIPLES[-1] * length
-    lengths = sorted({*range(length // 4, longest + 1, length // 4)})
+    # four points per doubling, from a quarter of the training length to eight times it
+    octaves = [length // 4 * 2**i for i in range(5)]
+    lengths = [octave * quarter // 4 for octave in octaves for quarter in (4, 5, 6, 7)] + [
+        MULTIPLES[-1] * length
+    ]
     return RunSpec(
         task=task(task_name),
         model=model_config(preset, eigenvalues=eigenvalues, **changes),

@@ -6,7 +6,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from statetrack.layers.mixer import Mixer, at_least_float32
+from statetrack.errors import UserError
+from statetrack.layers.mixer import Mixer, at_least_float32, check_sizes
 from statetrack.ops.checks import check_eigenvalues
 
 
@@ -29,6 +30,7 @@ class DenseTransition(Mixer):
 
     def __init__(self, config: DenseTransitionConfig, d_model: int):
         super().__init__()
+        check_sizes("DenseTransition", size=config.size)
         self.size = config.size
         self.to_transition = nn.Linear(d_model, config.size**2)
         self.to_out = nn.Linear(config.size**2, d_model, bias=False)
@@ -38,6 +40,8 @@ class DenseTransition(Mixer):
 
     def forward(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
         A = self._transitions(x)
+        if state is not None and state.shape[0] != x.shape[0]:
+            raise UserError(f"DenseTransition: state of batch {state.shape[0]}, x of batch {x.shape[0]}.")
         H = torch.eye(self.size).to(A).expand(x.shape[0], -1, -1) if state is None else state
         states = []
         for A_t in A.unbind(1):
@@ -45,7 +49,7 @@ class DenseTransition(Mixer):
             states.append(H)
         flat = torch.stack(states, dim=1).flatten(-2)
         flat = flat / flat.norm(dim=-1, keepdim=True).clamp(min=1.0)
-        return self.to_out(flat), H
+        return self.to_out(flat.to(x.dtype)), H
 
     def _transitions(self, x: Tensor) -> Tensor:
         change = at_least_float32(self.to_transition(x)).unflatten(-1, (self.size, self.size))

@@ -7,9 +7,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from statetrack.errors import UserError, unknown_name
+from statetrack.errors import unknown_name
 from statetrack.layers.convolution import ShortConvolution
-from statetrack.layers.mixer import Mixer, at_least_float32, divide, log_uniform_steps, no_weight_decay
+from statetrack.layers.mixer import (
+    Mixer,
+    at_least_float32,
+    check_sizes,
+    divide,
+    log_uniform_steps,
+    no_weight_decay,
+)
 from statetrack.ops import delta_rule
 from statetrack.ops.checks import check_eigenvalues
 from statetrack.ops.delta_rule.reference import l2_normalise
@@ -48,8 +55,14 @@ class DeltaNet(Mixer):
         check_eigenvalues("DeltaNet", config.eigenvalues)
         if config.qk_activation not in ACTIVATIONS:
             raise unknown_name("DeltaNet: qk_activation", config.qk_activation, ACTIVATIONS)
-        if config.householders < 1:
-            raise UserError(f"DeltaNet: householders is {config.householders}, expected at least 1.")
+        check_sizes(
+            "DeltaNet",
+            heads=config.heads,
+            head_dim=config.head_dim,
+            value_dim=config.value_dim,
+            householders=config.householders,
+        )
+        check_sizes("DeltaNet", 0, convolution=config.convolution)
         self.config, self.heads, n = config, config.heads, config.householders
         if config.head_dim is None:
             self.K = divide("DeltaNet", d_model, config.heads, "heads")
@@ -94,7 +107,8 @@ class DeltaNet(Mixer):
             use_qk_l2norm_in_kernel=True,  # ||k|| = 1, or the norm bound fails
         )
         assert S is not None
-        o = self.norm(at_least_float32(o)).flatten(-2)
+        weight = at_least_float32(self.norm.weight)
+        o = F.rms_norm(at_least_float32(o), (self.V,), weight, self.norm.eps).flatten(-2).to(x.dtype)
         if self.output_gate is not None:
             o = o * F.silu(self.output_gate(x))
         return self.to_out(o), DeltaNetState(S, convolution)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from statetrack.layers.convolution import ShortConvolution
-from statetrack.layers.mixer import Mixer, at_least_float32, log_uniform_steps, no_weight_decay
+from statetrack.layers.mixer import Mixer, at_least_float32, check_sizes, log_uniform_steps, no_weight_decay
 from statetrack.ops import selective_scan
 from statetrack.ops.checks import check_eigenvalues
 
@@ -42,6 +42,13 @@ class Mamba(Mixer):
     def __init__(self, config: MambaConfig, d_model: int, layers: int = 1):
         super().__init__()
         check_eigenvalues("Mamba", config.eigenvalues)
+        check_sizes(
+            "Mamba",
+            d_state=config.d_state,
+            expand=config.expand,
+            convolution=config.convolution,
+            dt_rank=config.dt_rank,
+        )
         self.config = config
         D, N = config.expand * d_model, config.d_state
         self.dt_rank = config.dt_rank or math.ceil(d_model / 16)

@@ -48,6 +48,13 @@ def divide(where: str, total: int, parts: int, what: str) -> int:
     return total // parts
 
 
+def check_sizes(where: str, least: int = 1, **sizes: int | None) -> None:
+    """Refuse widths and counts below `least`; None stands for a default and passes."""
+    for name, size in sizes.items():
+        if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < least):
+            raise UserError(f"{where}: {name} is {size!r}, expected a whole number of at least {least}.")
+
+
 def at_least_float32(x: Tensor) -> Tensor:
     """Halves as float32, the rest as it is: what drives a recurrence must not be rounded to bfloat16."""
     return x.to(torch.promote_types(x.dtype, torch.float32))

@@ -76,7 +76,7 @@ class MLSTM(Mixer):
         q, k, v, i, f, c, z, convolution = self._controls(x, state)
         h, cell = mlstm(q, k, v, i, f, initial_state=None if state is None else state.cell)
         h = self.norm(at_least_float32(h)) + self.skip * c
-        return self.to_out(h * F.silu(z)), MLSTMState(cell, convolution)
+        return self.to_out((h * F.silu(z)).to(x.dtype)), MLSTMState(cell, convolution)
 
     def _controls(self, x: Tensor, state: MLSTMState | None):
         """q, k, v (B, T, H, K); i, f (B, T, H); the branches beside the memory c, z (B, T, width)."""

@@ -107,7 +107,13 @@ class Model(nn.Module):
         nn.init.normal_(self.head.weight, std=0.02)
 
     def forward(self, tokens: Tensor, state: Sequence[Any] | None = None) -> tuple[Tensor, list[Any]]:
+        if state is not None and len(state) != len(self.blocks):
+            raise UserError(
+                f"Model: {len(state)} states for {len(self.blocks)} layers, expected what forward returned."
+            )
         x = self.embedding(tokens)
+        if tokens.shape[1] == 0:  # nothing to read: nothing comes out, and the states stay
+            return self.head(self.norm(x)), list(state or [None] * len(self.blocks))
         states = []
         for i, block in enumerate(self.blocks):
             x, block_state = block(x, None if state is None else state[i])
@@ -137,7 +143,7 @@ def _check(config: ModelConfig, vocab_size: int, n_classes: int) -> None:
         raise UserError(
             f"Model: vocab_size is {vocab_size} and n_classes {n_classes}, expected at least 1 each."
         )
-    if config.mlp_ratio < 0:
+    if not (config.mlp_ratio >= 0 and math.isfinite(config.mlp_ratio)):
         raise UserError(f"Model: mlp_ratio is {config.mlp_ratio}, expected 0 (no MLP) or more.")
     if config.mlp not in MLPS:
         raise unknown_name("Model: mlp", config.mlp, MLPS)

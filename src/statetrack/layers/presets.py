@@ -35,10 +35,10 @@ def model_config(name: str, **changes: Any) -> ModelConfig:
     if name not in PRESETS:
         raise unknown_name("model", name, PRESETS)
     config = PRESETS[name]
-    of_backbone = {key: value for key, value in changes.items() if hasattr(config, key)}
+    of_backbone = {key: value for key, value in changes.items() if key in vars(config)}
     of_mixer = {key: value for key, value in changes.items() if key not in of_backbone}
     for key in of_mixer:
-        if not hasattr(config.mixer, key):
+        if key not in vars(config.mixer):
             raise unknown_name(f"{name}: option", key, [*vars(config), *vars(config.mixer)])
     if "mixer" in of_backbone and of_mixer:
         raise UserError(

@@ -10,6 +10,7 @@ from torch import Tensor
 from statetrack.errors import UserError, unknown_name
 
 # "auto" takes the first backend of this list that the op has and that can run there.
+NAMES = ("auto", "reference", "chunked", "native", "triton")
 PREFERENCE = {"cuda": ("triton", "chunked"), "cpu": ("native", "chunked")}
 
 
@@ -38,6 +39,8 @@ def pick_backend(
     """
     if backend == "auto":
         backend = os.environ.get("STATETRACK_BACKEND", "auto")
+        if backend not in NAMES:
+            raise unknown_name("STATETRACK_BACKEND", backend, NAMES)
         backend = backend if backend in loaders else "auto"
 
     def refusal(name: str) -> str | None:

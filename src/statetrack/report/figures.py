@@ -8,6 +8,7 @@ from statetrack.errors import require
 
 # Okabe and Ito's colours: told apart by every kind of colour vision. Line styles serve grey print.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 STYLES = {"[0,1]": (0, (4, 2)), "[-1,1]": "-"}
 
 
@@ -15,7 +16,7 @@ STYLES = {"[0,1]": (0, (4, 2)), "[-1,1]": "-"}
 class Curve:
     """Accuracy against length."""
 
-    label: str
+    model: str
     eigenvalues: str
     lengths: Sequence[int]
     accuracy: Sequence[float]
@@ -36,8 +37,9 @@ def accuracy_against_length(panels: Sequence[Panel], title: str) -> bytes:
 
     figure = Figure(figsize=(4.6 * len(panels), 3.6), dpi=150, layout="constrained")
     axes = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
+    models = list(dict.fromkeys(curve.model for panel in panels for curve in panel.curves))
     for axis, panel in zip(axes, panels, strict=True):
-        _draw(axis, panel)
+        _draw(axis, panel, models)
     axes[0].set_ylabel("accuracy at that position")
     figure.suptitle(title, fontsize=12)
     buffer = io.BytesIO()
@@ -45,21 +47,25 @@ def accuracy_against_length(panels: Sequence[Panel], title: str) -> bytes:
     return buffer.getvalue()
 
 
-def _draw(axis, panel: Panel) -> None:
-    models = list(dict.fromkeys(curve.label.rsplit(" ", 1)[0] for curve in panel.curves))
+def _draw(axis, panel: Panel, models: Sequence[str]) -> None:
+    """Colour and marker by model, the same in every panel; dashes by range. Markers of models take turns."""
     for curve in panel.curves:
+        place = models.index(curve.model)
         axis.plot(
             curve.lengths,
             curve.accuracy,
-            color=COLOURS[models.index(curve.label.rsplit(" ", 1)[0]) % len(COLOURS)],
+            color=COLOURS[place % len(COLOURS)],
             linestyle=STYLES[curve.eigenvalues],
             linewidth=2,
-            label=curve.label,
+            marker=MARKERS[place % len(MARKERS)],
+            markersize=6,
+            markevery=(place, 2),
+            label=f"{curve.model} {curve.eigenvalues}",
         )
     axis.axvline(panel.train_length, color="#666666", linestyle=":", linewidth=1.2)
     axis.annotate(
         "trained up to here",
-        (panel.train_length, 0.015),
+        (panel.train_length, 0.28),
         (4, 0),
         textcoords="offset points",
         fontsize=7.5,
@@ -73,4 +79,4 @@ def _draw(axis, panel: Panel) -> None:
     axis.minorticks_off()
     axis.grid(axis="y", color="#eeeeee", zorder=0)
     axis.spines[["top", "right"]].set_visible(False)
-    axis.legend(fontsize=8, loc="center right", bbox_to_anchor=(1.0, 0.72), framealpha=0.9)
+    axis.legend(fontsize=8, loc="center right", bbox_to_anchor=(1.0, 0.74), framealpha=0.9, handlelength=3.6)

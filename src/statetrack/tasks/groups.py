@@ -62,7 +62,8 @@ def group(name: str) -> Group:
             elements = elements[[_is_even(p) for p in elements]]
         return _from_permutations(f"{family}{n}", elements, None)
     if re.fullmatch(r"[\d\s,;]+", name):
-        return _generate(name, _parse_generators(name))
+        generators = _parse_generators(name)
+        return _generate("; ".join(" ".join(map(str, g)) for g in generators), generators)
     raise UserError(
         f"group {name!r} is not known. Give S5, A5, Z60 (any number), or images of permutation generators "
         'separated by semicolons, such as "1 0 2; 1 2 0".'
@@ -70,7 +71,10 @@ def group(name: str) -> Group:
 
 
 def _parse_generators(text: str) -> list[tuple[int, ...]]:
-    generators = [tuple(int(i) for i in part.replace(",", " ").split()) for part in text.split(";")]
+    parts = [part.replace(",", " ").split() for part in text.split(";")]
+    generators = [tuple(int(i) for i in part) for part in parts if part]
+    if not generators:
+        raise UserError(f"group {text!r} has no generators; list the images of at least one permutation.")
     points = len(generators[0])
     for generator in generators:
         if sorted(generator) != list(range(points)):

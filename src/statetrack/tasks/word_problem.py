@@ -42,6 +42,7 @@ class WordProblem(Task):
                 f"WordProblem: tokens_per_element is {self.tokens_per_element}, expected at least 1."
             )
         _allowed(self._group, self.inputs)
+        object.__setattr__(self, "group", self._group.name)  # "s_5" and "S5" are one task
 
     @property
     def _group(self) -> Group:

@@ -1,6 +1,5 @@
 """Checkpoints: everything a run needs to go on as if it had never stopped, in one safetensors file."""
 
-import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import Generator, Tensor, nn
 
+from statetrack.errors import UserError
 from statetrack.files import DamagedFile, load_tensors, save_tensors
 
 KEEP = 2  # the newest, and the one before it in case the newest is damaged
@@ -32,8 +32,11 @@ def save_checkpoint(folder: Path, state: TrainingState) -> Path:
         tensors |= {f"optimizer.{i}.{name}": value for name, value in moments.items()}
     tensors |= {"generator": state.generator.get_state(), "loss_sum": state.loss_sum}
     path = folder / f"checkpoint-{state.step:09d}.safetensors"
-    save_tensors(path, tensors, {"step": str(state.step), "statetrack": json.dumps({"format": 1})})
-    for old in checkpoints(folder)[KEEP:]:
+    metadata = {"step": str(state.step), "device": state.loss_sum.device.type, "format": "1"}
+    save_tensors(path, tensors, metadata)
+    # later ones could not be used, or this run would have gone on from them
+    later = [p for p in checkpoints(folder) if _step_of(p) > state.step]
+    for old in (*later, *checkpoints(folder)[len(later) + KEEP :]):
         old.unlink(missing_ok=True)
     return path
 
@@ -49,13 +52,29 @@ def load_latest(folder: Path, state: TrainingState, say: Callable[[str], None]) 
     for path in checkpoints(folder):
         try:
             tensors, metadata = load_tensors(path)
-            step = int(metadata["step"])
-            _restore(state, tensors, step)
-        except (DamagedFile, KeyError, ValueError) as error:
+            _check_device(path, metadata.get("device"), state)
+            _restore(state, tensors, int(metadata["step"]))
+        except (DamagedFile, KeyError, ValueError, RuntimeError) as error:
+            if isinstance(error, UserError):
+                raise
             say(f"{path.name} cannot be used and is passed over: {error}")
             continue
         return True
     return False
+
+
+def _step_of(path: Path) -> int:
+    return int(path.stem.split("-")[1])
+
+
+def _check_device(path: Path, device: str | None, state: TrainingState) -> None:
+    """A CPU and a GPU draw different numbers from one seed, so a run must go on where it began."""
+    here = state.loss_sum.device.type
+    if device not in (None, here):
+        raise UserError(
+            f"{path} was written by a run on {device}, this one is on {here}, where training data differ. "
+            f"Use --device {device}, or another --out."
+        )
 
 
 def _restore(state: TrainingState, tensors: dict[str, Tensor], step: int) -> None:

@@ -20,24 +20,25 @@ def evaluate(model: Model, spec: RunSpec, device: torch.device) -> dict:
     0 is guessing and 1 is perfect; `majority_scaled_accuracy` is what always giving the most frequent answer
     of these samples would score, which on unbalanced tasks is well above 0.
     """
-    generator = Generator(device).manual_seed(spec.evaluation.eval_seed)
+    # always drawn on the CPU: a GPU would draw other sequences from the same seed
+    generator = Generator().manual_seed(spec.evaluation.eval_seed)
     was_training = model.training
     model.eval()
     try:
         measure = _dense if spec.task.labels == "dense" else _last
-        return measure(model, spec, generator)
+        return measure(model, spec, generator, device)
     finally:
         model.train(was_training)
 
 
-def _dense(model: Model, spec: RunSpec, generator: Generator) -> dict:
+def _dense(model: Model, spec: RunSpec, generator: Generator, device: torch.device) -> dict:
     """One pass at the longest length measures all of them. Position 0 is the start token."""
     lengths = list(spec.evaluation.eval_lengths or ())
     samples = spec.evaluation.eval_samples
     right = torch.zeros(2, len(lengths), dtype=torch.float64)
     for size in _batch_sizes(samples, spec):
         batch = spec.task.sample(size, (lengths[-1], lengths[-1]), generator)
-        correct = _predict(model, batch.inputs) == batch.targets
+        correct = _predict(model, spec, batch.inputs, device) == batch.targets
         unbroken = correct.cummin(1).values
         right += torch.stack([x[:, lengths].double().sum(0) for x in (correct, unbroken)]).cpu()
     accuracy, sequence = (right / samples).tolist()
@@ -47,7 +48,7 @@ def _dense(model: Model, spec: RunSpec, generator: Generator) -> dict:
     }
 
 
-def _last(model: Model, spec: RunSpec, generator: Generator) -> dict:
+def _last(model: Model, spec: RunSpec, generator: Generator, device: torch.device) -> dict:
     """Sequences of every length between the first and the last, sorted so that little is spent on padding."""
     edges = list(spec.evaluation.eval_lengths or ())
     samples = spec.evaluation.eval_samples
@@ -57,7 +58,7 @@ def _last(model: Model, spec: RunSpec, generator: Generator) -> dict:
     for size in _batch_sizes(samples, spec):
         batch = spec.task.fill(lengths[start : start + size], generator)
         counts = batch.targets != IGNORE
-        hits = (_predict(model, batch.inputs) == batch.targets) & counts
+        hits = (_predict(model, spec, batch.inputs, device) == batch.targets) & counts
         correct.append(hits.sum(1) == counts.sum(1))
         answers += torch.bincount(batch.targets[counts], minlength=spec.task.n_classes)
         start += size
@@ -77,8 +78,14 @@ def _last(model: Model, spec: RunSpec, generator: Generator) -> dict:
     }
 
 
-def _predict(model: Model, inputs: Tensor) -> Tensor:
-    return model(inputs)[0].argmax(-1)
+def _predict(model: Model, spec: RunSpec, inputs: Tensor, device: torch.device) -> Tensor:
+    with autocast(spec, device):
+        return model(inputs.to(device))[0].argmax(-1).cpu()
+
+
+def autocast(spec: RunSpec, device: torch.device) -> torch.autocast:
+    """The spec's precision, for training and evaluation alike."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=spec.training.precision == "bfloat16")
 
 
 def _batch_sizes(samples: int, spec: RunSpec) -> list[int]:

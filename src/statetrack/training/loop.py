@@ -20,7 +20,7 @@ from statetrack.layers import Model
 from statetrack.spec import RunSpec
 from statetrack.tasks import IGNORE
 from statetrack.training.checkpoint import TrainingState, checkpoints, load_latest, save_checkpoint
-from statetrack.training.evaluation import evaluate
+from statetrack.training.evaluation import autocast, evaluate
 from statetrack.training.optimizer import learning_rate, make_optimizer
 
 ProgressCallback = Callable[[int, dict[str, Any]], None]
@@ -51,7 +51,9 @@ def resolve_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise UserError(f"device is {name!r}, expected auto, cpu or cuda.") from None
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise UserError(f"device is {name!r}, expected auto, cpu or cuda.")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UserError(f"device is {name!r}, but this machine has no usable CUDA GPU. Use --device cpu.")
     return device
@@ -115,8 +117,7 @@ def training_step(spec: RunSpec, state: TrainingState) -> None:
     config = spec.training
     assert config.train_lengths is not None
     batch = spec.task.sample(config.batch, config.train_lengths, state.generator)
-    half = config.precision == "bfloat16"
-    with torch.autocast(batch.inputs.device.type, torch.bfloat16, enabled=half):
+    with autocast(spec, batch.inputs.device):
         logits, _ = state.model(batch.inputs)
     loss = F.cross_entropy(logits.flatten(0, 1).float(), batch.targets.flatten(), ignore_index=IGNORE)
     state.optimizer.zero_grad(set_to_none=True)

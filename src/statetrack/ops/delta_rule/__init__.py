@@ -92,6 +92,11 @@ def _check(q, k, v, beta, g, householders, initial_state, cu_seqlens) -> None:
     op, order = "delta_rule", "Time comes before heads in this library."
     if not isinstance(householders, int) or householders < 1:
         raise UserError(f"{op}: householders is {householders!r}, expected a whole number of at least 1.")
+    given = {"q": q, "k": k, "v": v, "beta": beta, "g": g}
+    given |= {"initial_state": initial_state, "cu_seqlens": cu_seqlens}
+    for name, x in given.items():
+        if not isinstance(x, Tensor) and (x is not None or name in ("q", "k", "v", "beta")):
+            raise UserError(f"{op}: {name} is a {type(x).__name__}, expected a tensor.")
     if q.ndim != 4 or v.ndim != 4:
         raise UserError(
             f"{op}: q has shape {tuple(q.shape)} and v {tuple(v.shape)}, expected four axes "

@@ -18,10 +18,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from statetrack.ops.delta_rule.layout import DenseLayout, PackedLayout, make_layout
-from statetrack.ops.delta_rule.reference import l2_normalise
+from statetrack.ops.delta_rule.reference import floor_decay, l2_normalise
+from statetrack.ops.derivatives import first_derivative_only
 
 
 def delta_rule_chunked(
@@ -40,7 +40,7 @@ def delta_rule_chunked(
     """Same arguments and results as `delta_rule_reference`."""
     dtype = torch.promote_types(q.dtype, torch.float32)
     q, k, v, beta = (x.to(dtype) for x in (q, k, v, beta))
-    g = None if g is None else g.to(dtype)
+    g = None if g is None else floor_decay(g.to(dtype))
     state = None if state is None else state.to(dtype)
     if q.shape[0] == 0 or q.shape[1] == 0:
         sequences = q.shape[0] if cu_seqlens is None else cu_seqlens.numel() - 1
@@ -116,7 +116,7 @@ class _Chunked(torch.autograd.Function):
         return layout.from_chunks(O).contiguous(), layout.unsort_states(final)
 
     @staticmethod
-    @once_differentiable
+    @first_derivative_only
     def backward(ctx, dO, dS):
         q, k, v, beta, g = ctx.saved_tensors
         inverse, U, W, entering = ctx.saved

@@ -69,3 +69,12 @@ def delta_rule_reference(
 def l2_normalise(x: Tensor, eps: float = 1e-6) -> Tensor:
     """x / sqrt(||x||^2 + eps) along the last axis, as in flash-linear-attention."""
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + eps)
+
+
+def floor_decay(g: Tensor) -> Tensor:
+    """Log-decays no smaller than the dtype can tell from forgetting everything.
+
+    Chunked forms take differences of running sums of g; without a floor a decay of exp(-10000) would cost
+    the digits of all decays after it, and exp(-inf) would make them NaN.
+    """
+    return g.clamp(min=-40.0 if g.dtype == torch.float32 else -700.0)

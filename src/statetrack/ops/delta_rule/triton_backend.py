@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from statetrack.ops.delta_rule.reference import floor_decay
 from statetrack.ops.delta_rule.triton_kernels import backward_kernel, forward_kernel
 
 WIDEST = 64  # the widest head whose state and gradients fit the registers of one program
@@ -43,6 +44,7 @@ def delta_rule_triton(
             l2norm=l2norm,
             cu_seqlens=cu_seqlens,
         )
+    g = None if g is None else floor_decay(g.float())
     o, final, _ = delta_rule_forward(q, k, v, beta, g, state, cu_seqlens, scale, householders, l2norm)
     return o, final
 

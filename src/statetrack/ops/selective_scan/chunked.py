@@ -10,8 +10,8 @@ import math
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from statetrack.ops.derivatives import first_derivative_only
 from statetrack.ops.selective_scan.blocks import Scan
 
 
@@ -58,7 +58,7 @@ class _Chunked(torch.autograd.Function):
         return (out.contiguous() if u.is_contiguous() else out).detach(), p.state_out(h).detach()
 
     @staticmethod
-    @once_differentiable
+    @first_derivative_only
     def backward(ctx, dout, dlast):
         names = ("u", "delta", "A", "B", "C", "D", "z", "delta_bias", "state")
         need = {name for name, needed in zip(names, ctx.needs_input_grad) if needed}

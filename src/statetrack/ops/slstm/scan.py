@@ -3,8 +3,8 @@
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from statetrack.ops.derivatives import first_derivative_only
 from statetrack.ops.slstm.reference import SLSTMCell, fresh_cell
 
 
@@ -47,7 +47,7 @@ class _Scan(torch.autograd.Function):
         return h[1:].clone(), *last
 
     @staticmethod
-    @once_differentiable
+    @first_derivative_only
     def backward(ctx, dh_out: Tensor, dc: Tensor, dn: Tensor, _dm):
         gates, R, h, c, n, m = ctx.saved_tensors
         i, f, z, o = gates.unflatten(-1, (4, -1)).unbind(-2)

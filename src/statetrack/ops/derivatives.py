@@ -1,0 +1,21 @@
+"""Hand-written backwards give first derivatives only, and say so."""
+
+import functools
+from collections.abc import Callable
+
+import torch
+
+
+def first_derivative_only(backward: Callable) -> Callable:
+    """Refuse `create_graph=True`: second derivatives of a hand-written backward would be silently wrong."""
+
+    @functools.wraps(backward)
+    def checked_backward(ctx, *gradients):
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "This backend has no second derivatives (create_graph=True was asked for). "
+                'Use backend="reference", or the environment variable STATETRACK_BACKEND=reference.'
+            )
+        return backward(ctx, *gradients)
+
+    return checked_backward
