@@ -1,7 +1,8 @@
 """The run spec: everything that decides what a training run computes, and nothing else.
 
-Where it runs, how often it saves and what it prints are options of `statetrack.run`, not part of the spec:
-they change no metric, so they must not change the run's id.
+Where it runs, how often it saves and what it prints are options of `statetrack.run`, not part of the spec.
+Saving and printing change no metric; a GPU draws other training data than a CPU from the same seed, which is
+one more sample of the same experiment, so it does not change the run's id either.
 """
 
 import json

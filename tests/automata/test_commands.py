@@ -47,6 +47,7 @@ def shown(capsys, *arguments):
         (["train", "--task", "regex:ab"], "--alphabet ab"),
         (["train", "--task", "dfa:/nowhere.json"], "cannot be read"),
         (["train", "--alphabet", "ab"], "takes no alphabet"),
+        (["train", "--task", "regexp:a", "--alphabet", "ab"], "Did you mean 'regex:'"),
         (["train", "--task", "regex:ab", "--alphabet", "ab", "--words", "dead"], "dead"),
     ],
 )
@@ -65,6 +66,10 @@ def test_explain_fits_a_terminal_and_names_witnesses(capsys):
     assert "witness: c^k, period 5 in k" in text
     assert "cheapest class that suffices: DeltaProduct_4 [-1,1], 1 layer" in text
     assert max(map(len, text.splitlines())) <= 100
+
+
+def test_a_group_is_shown_by_its_usual_name(capsys):
+    assert shown(capsys, "compile", "--group", "s_3") == shown(capsys, "compile", "--group", "S3")
 
 
 def test_explain_as_json_has_the_table(capsys):

@@ -6,6 +6,7 @@ import re
 import machines
 import numpy as np
 import pytest
+import torch
 
 from statetrack.automata import DFA, compile_dfa
 from statetrack.automata.actions import EPS, Permutation, Reset
@@ -253,11 +254,25 @@ def test_dec_of_a_single_token_is_the_trace_step():
             lambda d: compile_dfa(machines.adder(3, 1), "group", representation="least"),
             "representation 'least'",
         ),
+        (
+            lambda d: compile_dfa(machines.adder(3, 1), "group", representation=3),
+            "the representation is a int",
+        ),
+        (
+            lambda d: compile_dfa(machines.adder(3, 1), "group", representation={"1": 3}),
+            "expected for every",
+        ),
+        (lambda d: compile_dfa(d, dtype=np.int8), "dtype 'int8' is not known"),
     ],
 )
 def test_mistakes_are_named(make, words):
     with pytest.raises(UserError, match=re.escape(words)):
         make(machines.SECOND_TO_LAST_B)
+
+
+@pytest.mark.parametrize("dtype", ["float16", np.float16, np.dtype("float16"), torch.float16])
+def test_a_dtype_goes_by_any_of_its_names(dtype):
+    assert compile_dfa(machines.SECOND_TO_LAST_B, dtype=dtype).dtype == "float16"
 
 
 def test_too_many_image_sets_fall_back_to_the_excluded_state():

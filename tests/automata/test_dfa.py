@@ -2,6 +2,7 @@
 
 import random
 import re
+import time
 import xml.etree.ElementTree as ET
 
 import machines
@@ -97,6 +98,12 @@ def test_an_empty_alphabet_and_a_single_state_are_automata():
         (lambda: DFA(3, {}), "alphabet is 3"),
         (lambda: DFA("a", [0]), "transitions is a list"),
         (lambda: DFA.from_permutations({"a": [0, 0]}), "no permutation of 0 to 1"),
+        (lambda: DFA("a", {"a": [0]}, 0, 0), "accepting is 0, expected a list"),
+        (lambda: DFA("a", {"a": {0: 0}}), "row of letter 'a' is {0: 0}"),
+        (lambda: DFA("a", {"a": np.array([[0]])}), "is array([0])"),
+        (lambda: DFA.from_permutations([[0, 1]]), "permutations is a list"),
+        (lambda: DFA.from_permutations({"a": [[0]]}), "no permutation of 0 to 0"),
+        (lambda: DFA.from_permutations({"a": 5}), "no permutation"),
         (lambda: EVEN.run("axb"), "'x' at position 1"),
         (lambda: DFA.from_json("{"), "not JSON"),
         (lambda: DFA.from_json("[1]"), "found list"),
@@ -107,6 +114,29 @@ def test_an_empty_alphabet_and_a_single_state_are_automata():
 def test_mistakes_are_named(make, words):
     with pytest.raises(UserError, match=re.escape(words)):
         make()
+
+
+def test_a_large_alphabet_takes_no_time():
+    letters = [f"letter {i}" for i in range(20_000)]
+    started = time.monotonic()
+    dfa = DFA(letters, {letter: [1, 0] for letter in letters}, 0, [0])
+    assert DFA.from_permutations(dfa.transitions) == dfa
+    assert time.monotonic() - started < 1
+    with pytest.raises(UserError, match="2 times"):
+        DFA([*letters, letters[-1]], dfa.transitions)
+
+
+def test_numpy_numbers_are_states():
+    given = DFA("a", {"a": np.array([1, 0])}, np.int64(1), np.array([1]))
+    assert given == DFA("a", {"a": [1, 0]}, 1, [1])
+    assert DFA([], {}, np.int64(2)).n_states == 3
+
+
+@pytest.mark.parametrize("name", ["s5", "S_5", "s_5", " S5 ", "S05"])
+def test_groups_are_named_as_in_the_word_problem(name):
+    assert DFA.from_group(name) == DFA.from_group("S5")
+    assert DFA.from_group("q_8") == DFA.from_group("Q8")
+    assert DFA.from_group("m11") == DFA.from_group("M11")
 
 
 def test_svg_stands_alone_and_shows_every_state():

@@ -72,6 +72,37 @@ def test_a_saved_network_is_loaded_and_tracks(tmp_path, dtype):
     assert module.states(tokens)[0].tolist() == dfa.run(word)[1:]
 
 
+@pytest.mark.parametrize(
+    ("dfa", "representation"),
+    [
+        (DFA.from_group("Z6"), "smallest"),
+        (machines.word_problem(machines.symmetric(4)), "smallest"),
+        (machines.word_problem(machines.dihedral(5)), machines.dihedral(5)),
+        (DFA.from_group("Z6"), {"+1": np.array([1, 0, 3, 4, 2])}),
+    ],
+)
+def test_a_network_on_other_points_than_the_states_is_loaded_by_a_plain_path(tmp_path, dfa, representation):
+    compiled = compile_dfa(dfa, "group", representation=representation)
+    assert compiled.layers[0].size < dfa.n_states
+    path = f"{tmp_path}/net.safetensors"
+    save_network(compiled, path)
+    save_network(compiled, f"{tmp_path}/net.json")
+    word = machines.random_word(random.Random(2), dfa, 50)
+    tokens = torch.from_numpy(compiled.encode(word))[None]
+    assert load_network(path).states(tokens)[0].tolist() == dfa.run(word)[1:]
+
+
+def test_files_from_before_representations_were_stored_are_read(tmp_path):
+    from statetrack.files import load_tensors, save_tensors
+
+    path = tmp_path / "net.safetensors"
+    save_network(compile_dfa(DFA.from_group("Z6")), path)
+    tensors, metadata = load_tensors(path)
+    del metadata["representation"]
+    save_tensors(path, tensors, metadata)
+    assert load_network(path).n_states == 6
+
+
 def test_trained_weights_survive_saving(tmp_path):
     from statetrack.files import load_tensors, save_tensors
 

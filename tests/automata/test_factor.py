@@ -74,15 +74,43 @@ def test_tensors_and_lists_are_welcome():
     assert [beta for beta, _ in factor([[0.5]])] == [0.5]
 
 
+@pytest.mark.parametrize("n", [1, 2, 8, 64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_orthogonal_up_to_the_rounding_of_the_format_they_come_in(n, dtype):
+    M = torch.tensor(orthogonal(n, np.random.default_rng(n))).to(dtype).requires_grad_()
+    found = factor(M)
+    assert found.kind in ("orthogonal", "permutation")
+    assert len(found) <= n
+    assert found.error <= 4 * torch.finfo(dtype).eps
+
+
+def test_one_float32_mirror_is_one_factor():
+    v = orthogonal(20, np.random.default_rng(0))[0].astype(np.float32)
+    assert len(factor(np.eye(20, dtype=np.float32) - 2 * np.outer(v, v))) == 1
+
+
+def test_a_float32_matrix_of_norm_1_is_a_contraction():
+    M = np.random.default_rng(0).normal(size=(8, 8)).astype(np.float32)
+    found = factor(M / np.linalg.norm(M, 2))
+    assert found.kind == "contraction"
+    assert found.error <= 1e-6
+
+
 @pytest.mark.parametrize(
     ("matrix", "words"),
     [
-        ([[1.0, 1.0], [0.0, 1.0]], "norm 1.61803"),
+        ([[1.0, 1.0], [0.0, 1.0]], "norm 1.61803, over 1 by 0.618"),
+        ((1 + 2e-9) * np.eye(3), "norm 1 + 2e-09"),
+        (np.float32(1.0001) * np.eye(3, dtype=np.float32), "norm 1.0001, over 1 by 0.0001"),
+        ([[1e300, 1.0], [0.0, 1.0]], "norm 1e+300"),
+        (np.zeros((2, 2), dtype=[("x", float)]), "has dtype [('x', '<f8')], expected real numbers"),
+        (np.zeros((2, 2), dtype="datetime64[s]"), "has dtype datetime64[s]"),
+        (np.array([[object()]]), "has dtype object"),
         ([[1.0, float("nan")], [0.0, 1.0]], "entry (0, 1) of the matrix is nan"),
         ([[1.0, 2.0]], "shape (1, 2)"),
         (np.zeros((0, 0)), "shape (0, 0)"),
         ([[1j]], "complex"),
-        ("abc", "square matrix of numbers"),
+        ("abc", "has dtype <U3, expected real numbers"),
     ],
 )
 def test_mistakes_are_named(matrix, words):

@@ -80,6 +80,7 @@ def test_the_task_of_a_name():
     assert task("regex:(ab|ba)*", "ab").dfa == DFA.from_regex("(ab|ba)*", "ab")
     assert task("group:Z6").n_classes == 6
     assert task("regex:(ab|ba)*", "ab").chance == 1 / 4
+    assert task("group:s_5") == task("group:S5")
 
 
 def test_a_file_names_a_task_and_the_spec_stands_without_it(tmp_path):
@@ -103,6 +104,9 @@ def test_a_file_names_a_task_and_the_spec_stands_without_it(tmp_path):
         ("dfa:x.json", "ab", "brings its own alphabet"),
         ("group:S", None, "not known"),
         ("s5", "ab", "takes no alphabet"),
+        ("regexp:a", "ab", "Did you mean 'regex:'"),
+        ("regexp:a", None, "Did you mean 'regex:'"),
+        ("regex", "ab", "'regex' is not known"),
     ],
 )
 def test_mistakes_are_named(name, alphabet, message):

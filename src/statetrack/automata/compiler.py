@@ -8,9 +8,15 @@ import numpy as np
 
 from statetrack.automata.cascade import Cascade, ExcludedState
 from statetrack.automata.dfa import DFA
-from statetrack.automata.group_layers import cyclic_layers, group_layers, reflection_layers
+from statetrack.automata.group_layers import (
+    choose_representation,
+    cyclic_layers,
+    group_layers,
+    reflection_layers,
+)
 from statetrack.automata.holonomy import HOLONOMY_CAP, Holonomy, TooManyImages
 from statetrack.automata.layer import Layer, SymbolMeaning
+from statetrack.automata.numbers import dtype_name
 from statetrack.errors import UserError, unknown_name
 
 if TYPE_CHECKING:
@@ -36,11 +42,20 @@ class CompiledLRNN:
     """A linear RNN that tracks every state of `dfa`, exactly and at any length.
 
     The rotations of "cyclic" and "reflections" are exact in real numbers only; `horizon` measures how far
-    they hold in `dtype`. Everything else computes with values that every dtype holds.
+    they hold in `dtype`. Everything else computes with values that every dtype holds. `representation` is
+    "states", or for the strategy "group" the permutations its letters stand for.
     """
 
-    def __init__(self, dfa: DFA, strategy: str, dtype: str, layers: list[Layer]):
+    def __init__(
+        self,
+        dfa: DFA,
+        strategy: str,
+        dtype: str,
+        layers: list[Layer],
+        representation: str | Mapping[str, Sequence[int]] = "states",
+    ):
         self.dfa, self.strategy, self.dtype, self.layers = dfa, strategy, dtype, layers
+        self.representation = representation
         # Layers number the reachable states in breadth-first order; users keep their own numbers.
         self.original = np.array(dfa.reachable())
 
@@ -127,11 +142,11 @@ def compile_dfa(
     auto          group if it is one, holonomy if star-free, else the cascade with fewer layers
 
     Every state of the reachable part is tracked, also where the language would allow merging some; with
-    `minimise` the minimal automaton is compiled instead. `dtype` is a torch dtype or its name.
+    `minimise` the minimal automaton is compiled instead. `dtype` is a torch or numpy dtype or its name.
     """
     if strategy not in STRATEGIES:
         raise unknown_name("compile_dfa: strategy", strategy, STRATEGIES)
-    name = str(dtype).removeprefix("torch.")
+    name = dtype_name(dtype)
     if name not in DTYPES:
         raise unknown_name("compile_dfa: dtype", name, DTYPES)
     if minimise:
@@ -145,7 +160,8 @@ def compile_dfa(
     if strategy in builders:
         return CompiledLRNN(dfa, strategy, name, builders[strategy](machine))
     if strategy == "group":
-        return CompiledLRNN(dfa, strategy, name, group_layers(machine, representation))
+        chosen = choose_representation(machine, representation)
+        return CompiledLRNN(dfa, strategy, name, group_layers(machine, chosen), chosen)
     strategy, cascade = _choose_cascade(machine, strategy)
     return CompiledLRNN(dfa, strategy, name, cascade_layers(cascade, len(machine.alphabet)))
 

@@ -1,11 +1,13 @@
 """Deterministic finite automata: tables of next states, checked on the way in."""
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
+from statetrack.automata.numbers import is_permutation, whole_number
 from statetrack.errors import UserError
 
 
@@ -28,6 +30,8 @@ class DFA:
         accepting: Iterable[int] = (),
     ):
         self.alphabet = checked_alphabet(alphabet)
+        if not isinstance(accepting, Iterable):
+            raise UserError(f"DFA: accepting is {accepting!r}, expected a list of states.")
         accepting = list(accepting)
         n = _count_states(self.alphabet, transitions, start, accepting)
         tables = {letter: _checked_table(letter, transitions[letter], n) for letter in self.alphabet}
@@ -35,12 +39,10 @@ class DFA:
             tables = {
                 letter: [n if q is None else q for q in table] + [n] for letter, table in tables.items()
             }
-        for q in [start, *accepting]:
-            _check_state(q, n, "the start state" if q is start else "an accepting state")
+        self.start = _checked_state(start, n, "the start state")
+        self.accepting = frozenset(_checked_state(q, n, "an accepting state") for q in accepting)
         self.transitions: dict[str, tuple[int, ...]] = {a: tuple(t) for a, t in tables.items()}  # type: ignore[misc]
         self.n_states = len(next(iter(self.transitions.values()), range(n)))
-        self.start = int(start)
-        self.accepting = frozenset(int(q) for q in accepting)
 
     @classmethod
     def from_regex(cls, regex: str, alphabet: Iterable[str]) -> "DFA":
@@ -63,12 +65,17 @@ class DFA:
         cls, permutations: Mapping[str, Sequence[int]], start: int = 0, accepting: Iterable[int] = (0,)
     ) -> "DFA":
         """The automaton whose letters permute the states: state q goes to permutations[letter][q]."""
+        if not isinstance(permutations, Mapping):
+            raise UserError(
+                f"DFA.from_permutations: permutations is a {type(permutations).__name__}, expected "
+                f"letter -> list of next states."
+            )
         for letter, permutation in permutations.items():
-            if set(permutation) != set(range(len(permutation))):
+            if not is_permutation(permutation):
+                points = f" of 0 to {len(permutation) - 1}" if isinstance(permutation, Sequence) else ""
                 raise UserError(
-                    f"DFA.from_permutations: letter {letter!r} maps the states to {list(permutation)}, "
-                    f"which is no permutation of 0 to {len(permutation) - 1}. Every state must be "
-                    f"reached exactly once."
+                    f"DFA.from_permutations: letter {letter!r} maps the states to {permutation}, "
+                    f"which is no permutation{points}. Every state must be reached exactly once."
                 )
         return cls(list(permutations), permutations, start, accepting)
 
@@ -131,88 +138,7 @@ class DFA:
         accepting = {block_of[q] for q in self.accepting if q in block_of}
         return DFA(self.alphabet, tables, block_of[self.start], sorted(accepting))
 
-    def is_permutation(self, letter: str) -> bool:
-        """Whether the letter moves no two states to the same one."""
-        return len(set(self.transitions[letter])) == self.n_states
-
-    def to_json(self) -> str:
-        """The automaton as JSON text, the form `from_json` and `load` read."""
-        record = {
-            "alphabet": list(self.alphabet),
-            "transitions": {letter: list(table) for letter, table in self.transitions.items()},
-            "start": self.start,
-            "accepting": sorted(self.accepting),
-        }
-        return json.dumps(record)
-
-    @classmethod
-    def from_json(cls, text: str) -> "DFA":
-        """Read the text of `to_json`; null in a table stands for a missing move."""
-        try:
-            record = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise UserError(f"DFA.from_json: the text is not JSON: {error}.") from error
-        fields = ("alphabet", "transitions", "start", "accepting")
-        if not isinstance(record, dict) or sorted(record) != sorted(fields):
-            found = ", ".join(sorted(map(str, record))) if isinstance(record, dict) else type(record).__name__
-            raise UserError(f"DFA.from_json: expected an object with {', '.join(fields)}; found {found}.")
-        if not isinstance(record["transitions"], dict) or not isinstance(record["accepting"], list):
-            raise UserError("DFA.from_json: expected transitions as an object and accepting as a list.")
-        return cls(**record)
-
-    def save(self, path: str | Path) -> None:
-        """Write the automaton to a JSON file."""
-        Path(path).write_text(self.to_json() + "\n", encoding="utf-8")
-
-    @classmethod
-    def load(cls, path: str | Path) -> "DFA":
-        """Read an automaton from a JSON file."""
-        try:
-            return cls.from_json(Path(path).read_text(encoding="utf-8"))
-        except OSError as error:
-            raise UserError(f"DFA.load: {path} cannot be read: {error.strerror}.") from error
-        except UnicodeDecodeError as error:
-            raise UserError(f"DFA.load: {path} is not a text file in UTF-8.") from error
-
-    def to_dot(self) -> str:
-        """Graphviz source of the automaton."""
-        from statetrack.automata.drawing import dfa_to_dot
-
-        return dfa_to_dot(self)
-
-    def to_svg(self) -> str:
-        """A self-contained SVG drawing, made without Graphviz."""
-        from statetrack.automata.drawing import dfa_to_svg
-
-        return dfa_to_svg(self)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, DFA) and self.to_json() == other.to_json()
-
-    def __hash__(self) -> int:
-        return hash(self.to_json())
-
-    def __repr__(self) -> str:
-        ends = f"start {self.start}, accepting {sorted(self.accepting)}"
-        return f"DFA({self.n_states} states over {list(self.alphabet)}, {ends})"
-
-
-def checked_alphabet(alphabet: Iterable[str]) -> tuple[str, ...]:
-    """The letters as a tuple; they must be non-empty strings, each given once."""
-    if not isinstance(alphabet, Iterable):
-        raise UserError(
-            f"DFA: the alphabet is {alphabet!r}, expected the letters as a string or a list of strings."
-        )
-    letters = tuple(alphabet)
-    for letter in letters:
-        if not isinstance(letter, str) or not letter:
-            raise UserError(f"DFA: letter {letter!r} is not a non-empty string.")
-        if letters.count(letter) > 1:
-            raise UserError(f"DFA: letter {letter!r} is in the alphabet {letters.count(letter)} times.")
-    return letters
-
-
-def _count_states(alphabet, transitions, start, accepting) -> int:
+    def _count_states(alphabet, transitions, start, accepting) -> int:
     if not isinstance(transitions, Mapping):
         raise UserError(
             f"DFA: transitions is a {type(transitions).__name__}, expected letter -> list of next states."
@@ -220,15 +146,14 @@ def _count_states(alphabet, transitions, start, accepting) -> int:
     for letter in alphabet:
         if letter not in transitions:
             raise UserError(f"DFA: letter {letter!r} has no row in transitions; use None for missing moves.")
-    for letter in transitions:
-        if letter not in alphabet:
+    letters = set(alphabet)
+    for letter, row in transitions.items():
+        if letter not in letters:
             raise UserError(
                 f"DFA: transitions has a row for {letter!r}, which is not in the alphabet {list(alphabet)}."
             )
-        if not isinstance(transitions[letter], Sequence) and not hasattr(transitions[letter], "__len__"):
-            raise UserError(
-                f"DFA: the row of letter {letter!r} is {transitions[letter]!r}, expected a list of states."
-            )
+        if isinstance(row, Mapping) or not all(hasattr(row, a) for a in ("__len__", "__getitem__")):
+            raise UserError(f"DFA: the row of letter {letter!r} is {row!r}, expected a list of states.")
     lengths = {letter: len(transitions[letter]) for letter in alphabet}
     if len(set(lengths.values())) > 1:
         raise UserError(
@@ -240,20 +165,21 @@ def _count_states(alphabet, transitions, start, accepting) -> int:
             raise UserError("DFA: the rows of transitions are empty; an automaton has at least one state.")
         return n
     # Without letters nothing tells the number of states but the states that are named.
-    return 1 + max([q for q in [start, *accepting] if isinstance(q, int)], default=0)
+    return 1 + max([0, *(whole_number(q) or 0 for q in [start, *accepting])])
 
 
 def _checked_table(letter: str, table: Sequence[int | None], n: int) -> list[int | None]:
-    for q, target in enumerate(table):
-        if target is not None:
-            _check_state(target, n, f"the move of state {q} on letter {letter!r}")
-    return [None if target is None else int(target) for target in table]
+    return [
+        None if q is None else _checked_state(q, n, f"the move of state {i} on letter {letter!r}")
+        for i, q in enumerate(table)
+    ]
 
 
-def _check_state(q: object, n: int, what: str) -> None:
-    whole = not isinstance(q, bool) and hasattr(q, "__index__")
-    if not whole or not 0 <= q < n:  # type: ignore[operator]
+def _checked_state(q: object, n: int, what: str) -> int:
+    number = whole_number(q)
+    if number is None or not 0 <= number < n:
         raise UserError(f"DFA: {what} is {q!r}, expected a state from 0 to {n - 1}.")
+    return number
 
 
 def _hopcroft(dfa: DFA) -> dict[int, int]:

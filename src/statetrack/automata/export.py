@@ -113,14 +113,20 @@ def describe_action(action: AnyAction) -> str:
     return "permutes " + "".join(parts if len(parts) < 7 else [*parts[:6], "..."])
 
 
-def save_network(compiled: CompiledLRNN, path: Path) -> None:
+def save_network(compiled: CompiledLRNN, path: str | Path) -> None:
     """Write the network: as plain data to a .json file, as the module's weights to a .safetensors file."""
+    path = Path(path)
     if path.suffix not in SUFFIXES:
         raise UserError(f"compile: --out is {path}, expected a file that ends in .json or .safetensors.")
     if path.suffix == ".json":
         write_json(path, network(compiled))
         return
-    metadata = {"dfa": compiled.dfa.to_json(), "strategy": compiled.strategy, "dtype": compiled.dtype}
+    metadata = {
+        "dfa": compiled.dfa.to_json(),
+        "strategy": compiled.strategy,
+        "dtype": compiled.dtype,
+        "representation": json.dumps(compiled.representation),
+    }
     save_tensors(path, compiled.to_module().state_dict(), metadata)
 
 
@@ -128,20 +134,24 @@ def load_network(path: str | Path) -> CompiledModule:
     """The module in a .safetensors file of `save_network`, with its weights as saved (or fine-tuned)."""
     try:
         tensors, metadata = load_tensors(Path(path))
-        compiled = compile_dfa(DFA.from_json(metadata["dfa"]), metadata["strategy"], metadata["dtype"])
+        # Files from before it was stored are of networks on the states.
+        representation = json.loads(metadata.get("representation", '"states"'))
+        dfa = DFA.from_json(metadata["dfa"])
+        compiled = compile_dfa(dfa, metadata["strategy"], metadata["dtype"], representation=representation)
         module = compiled.to_module()
         module.load_state_dict(tensors)
-    except (OSError, DamagedFile, KeyError, RuntimeError) as error:
+    except (OSError, DamagedFile, KeyError, RuntimeError, json.JSONDecodeError) as error:
         raise UserError(f"load_network: {path} holds no compiled network: {error}") from error
     return module
 
 
 def read_word(text: str, alphabet: Iterable[str]) -> list[str]:
     """A word as people type it: letters one after the other, or set apart by spaces, commas or dots."""
-    letters = sorted(alphabet, key=len, reverse=True)
+    letters = set(alphabet)
+    lengths = sorted({len(letter) for letter in letters}, reverse=True)
     word, at = [], 0
     while at < len(text):
-        letter = next((a for a in letters if text.startswith(a, at)), None)
+        letter = next((text[at : at + n] for n in lengths if text[at : at + n] in letters), None)
         if letter is not None:
             word.append(letter)
         elif text[at] not in " ,.":

@@ -5,10 +5,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from statetrack.automata.actions import swaps
+from statetrack.automata.numbers import real_array
 from statetrack.errors import UserError
 
-ORTHOGONAL_SLACK = 1e-11  # largest entry of M^T M - I for M to count as orthogonal
+# In float64; coarser formats get more, see `_rounding`.
+ORTHOGONAL_SLACK = 1e-11  # singular values this close to 1 make an orthogonal matrix
 NORM_SLACK = 1e-9  # norms up to 1 plus this are rounding, and clipped
+MOST_SLACK = 0.02  # what half precision gets at most
 
 
 @dataclass(frozen=True)
@@ -49,13 +52,15 @@ class Factorisation:
 def factor(M: object) -> Factorisation:
     """Factors of a square matrix of Euclidean norm at most 1, in float64.
 
+    A matrix in a coarser format is orthogonal, and of norm 1, up to the rounding of that format.
+
     permutation    n - cycles swaps, exact
     orthogonal     rank(M - I) <= n reflections, the fewest possible
     contraction    M = U S V^T = (U V^T)(V S V^T): at most n reflections, then I - (1 - s_i) v_i v_i^T
                    for every singular value s_i < 1, at most 2n in all
     """
-    M = _checked(M)
-    n = len(M)
+    M, eps = _checked(M)
+    n, slack = len(M), _rounding(len(M), eps)
     rows, columns = np.nonzero(M)
     if len(rows) == n and np.all(M[rows, columns] == 1) and len(set(columns)) == len(set(rows)) == n:
         permutation = [0] * n
@@ -63,15 +68,18 @@ def factor(M: object) -> Factorisation:
             permutation[column] = row
         vectors = np.array(swaps(tuple(permutation))).reshape(-1, n)
         return _finish("permutation", M, np.ones(len(vectors)), vectors)
-    if np.abs(M.T @ M - np.eye(n)).max() <= ORTHOGONAL_SLACK:
-        vectors = _reflections(M)
-        return _finish("orthogonal", M, np.full(len(vectors), 2.0), vectors)
     U, sigma, Vt = np.linalg.svd(M)
-    if sigma[0] > 1 + NORM_SLACK:
+    excess, allowed = sigma[0] - 1, max(NORM_SLACK, slack)
+    if excess > allowed:
+        norm = f"{sigma[0]:.6g}, over 1 by {excess:.3g}" if excess > 1e-5 else f"1 + {excess:.3g}"
         raise UserError(
-            f"factor: the matrix has norm {sigma[0]:.6g}, and products of generalised Householder "
-            f"matrices with eigenvalues in [-1,1] have norm at most 1. Divide it by its norm."
+            f"factor: the matrix has norm {norm}, and products of generalised Householder matrices with "
+            f"eigenvalues in [-1,1] have norm at most 1 (up to {allowed:.1g} more passes as rounding). "
+            f"Divide it by its norm."
         )
+    if np.abs(sigma - 1).max() <= max(ORTHOGONAL_SLACK, slack):
+        vectors = _reflections(M, eps)
+        return _finish("orthogonal", M, np.full(len(vectors), 2.0), vectors)
     mirrors = _reflections(U @ Vt)
     shrinks = 1 - np.minimum(sigma, 1)
     kept = shrinks > np.finfo(float).eps
@@ -79,26 +87,19 @@ def factor(M: object) -> Factorisation:
     return _finish("contraction", M, betas, np.concatenate([mirrors, Vt[kept]]))
 
 
-def _checked(M: object) -> np.ndarray:
-    if hasattr(M, "detach"):
-        M = M.detach().cpu().double().numpy()  # type: ignore[union-attr]
-    try:
-        array = np.asarray(M)
-        real = not np.iscomplexobj(array)
-        array = array.astype(np.float64) if real else array
-    except (TypeError, ValueError) as error:
-        raise UserError("factor: expected a square matrix of numbers.") from error
-    if not real:
-        raise UserError("factor: the matrix is complex; generalised Householder products are real.")
+def _checked(M: object) -> tuple[np.ndarray, float]:
+    array, eps = real_array(M, "factor", "the matrix")
     if array.ndim != 2 or array.shape[0] != array.shape[1] or array.size == 0:
         raise UserError(f"factor: the matrix has shape {array.shape}, expected (n, n) with n of at least 1.")
-    if not np.isfinite(array).all():
-        row, column = np.argwhere(~np.isfinite(array))[0]
-        raise UserError(f"factor: entry ({row}, {column}) of the matrix is {array[row, column]}.")
-    return array
+    return array, eps
 
 
-def _reflections(M: np.ndarray) -> np.ndarray:
+def _rounding(n: int, eps: float) -> float:
+    """What rounding to a format may add to singular values of 1; nothing is added for float64's own."""
+    return min(8 * n * eps, MOST_SLACK) if eps > np.finfo(float).eps else 0.0
+
+
+def _reflections(M: np.ndarray, eps: float = float(np.finfo(float).eps)) -> np.ndarray:
     """Unit vectors v_1, ..., v_r with M = (I - 2 v_1 v_1^T) ... (I - 2 v_r v_r^T), r = rank(M - I).
 
     M is the identity on the complement of the range of M - I, so the work happens in an orthonormal basis of
@@ -107,7 +108,7 @@ def _reflections(M: np.ndarray) -> np.ndarray:
     """
     n = len(M)
     U, sigma, _ = np.linalg.svd(M - np.eye(n))
-    basis = U[:, sigma > 8 * np.finfo(float).eps * np.sqrt(n)]
+    basis = U[:, sigma > min(8 * eps * np.sqrt(n), MOST_SLACK)]
     R = basis.T @ M @ basis
     vectors = []
     for j in range(len(R)):

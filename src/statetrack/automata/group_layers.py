@@ -8,25 +8,52 @@ import numpy as np
 from statetrack.automata.actions import Factor, Permutation, Reflections
 from statetrack.automata.dfa import DFA
 from statetrack.automata.layer import Layer
+from statetrack.automata.numbers import is_permutation
 from statetrack.errors import UserError, unknown_name
 
 ELEMENT_CAP = 50_000
 
 
-def group_layers(machine: DFA, representation: str | Mapping[str, Sequence[int]] = "states") -> list[Layer]:
-    """One layer of permutation matrices: on the states (H0 = e_start), or on n points (H0 = (1..n))."""
+def choose_representation(
+    machine: DFA, representation: str | Mapping[str, Sequence[int]]
+) -> str | dict[str, tuple[int, ...]]:
+    """ "states", or letter -> permutation: the smallest one, or the one given, checked."""
     check_group(machine, "group")
-    if representation == "states":
+    if isinstance(representation, str):
+        if representation == "states":
+            return representation
+        if representation != "smallest":
+            raise unknown_name("compile_dfa: representation", representation, ("states", "smallest"))
+        from statetrack.automata.faithful import smallest_representation
+
+        return smallest_representation(machine)
+    if not isinstance(representation, Mapping):
+        raise UserError(
+            f"compile_dfa: the representation is a {type(representation).__name__}, expected 'states', "
+            f"'smallest' or letter -> permutation."
+        )
+    chosen, first = {}, representation.get(machine.alphabet[0])
+    for letter in machine.alphabet:
+        permutation = representation.get(letter)
+        if not is_permutation(permutation) or len(permutation) != len(first):  # type: ignore[arg-type]
+            raise UserError(
+                f"compile_dfa: the representation maps letter {letter!r} to {permutation}; expected for "
+                f"every letter a permutation of the same points 0, 1, ..., n - 1."
+            )
+        chosen[letter] = tuple(int(q) for q in permutation)  # type: ignore[union-attr]
+    return chosen
+
+
+def group_layers(machine: DFA, representation: str | Mapping[str, tuple[int, ...]] = "states") -> list[Layer]:
+    """One layer of permutation matrices: on the states (H0 = e_start), or on n points (H0 = (1..n)).
+
+    `representation` comes from `choose_representation`.
+    """
+    if isinstance(representation, str):
         actions = [Permutation(machine.transitions[letter]) for letter in machine.alphabet]
         H0 = np.eye(machine.n_states)[machine.start]
         return [Layer(H0, actions.__getitem__, lambda x, q: q, name="permutations of the states")]
-    if isinstance(representation, str):
-        from statetrack.automata.faithful import smallest_representation
-
-        if representation != "smallest":
-            raise unknown_name("compile_dfa: representation", representation, ("states", "smallest"))
-        representation = smallest_representation(machine)
-    permutations = [_checked_permutation(representation, letter) for letter in machine.alphabet]
+    permutations = [representation[letter] for letter in machine.alphabet]
     elements = _elements(machine, permutations)
     n = len(permutations[0])
     H0 = np.arange(1.0, n + 1)
@@ -45,17 +72,6 @@ def group_layers(machine: DFA, representation: str | Mapping[str, Sequence[int]]
             name=f"permutations of {n} points",
         )
     ]
-
-
-def _checked_permutation(representation: Mapping[str, Sequence[int]], letter: str) -> tuple[int, ...]:
-    sizes = {len(p) for p in representation.values()}
-    permutation = representation.get(letter)
-    if permutation is None or len(sizes) != 1 or sorted(permutation) != list(range(len(permutation))):
-        raise UserError(
-            f"compile_dfa: the representation maps letter {letter!r} to {permutation}; expected for every "
-            f"letter a permutation of the same points 0, 1, ..., n - 1."
-        )
-    return tuple(permutation)
 
 
 def _elements(machine: DFA, permutations: list[tuple[int, ...]]) -> dict[tuple[int, ...], int]:

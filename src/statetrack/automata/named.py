@@ -17,7 +17,10 @@ def named_group(name: str) -> dict[str, Perm]:
     Z<m>   addition modulo m: +1
     D<m>   a polygon's symmetries: r turns it, s mirrors it
     Q8, M11   the quaternions on 8 points and the Mathieu group on 11
+
+    s5 and S_5 are S5, as in `tasks/groups.py`.
     """
+    name = group_name(name)
     fixed = {"Q8": _quaternions, "M11": _mathieu}
     if name in fixed:
         return fixed[name]()
@@ -27,7 +30,7 @@ def named_group(name: str) -> dict[str, Perm]:
         "Z": (1, _cyclic),
         "D": (3, _dihedral),
     }
-    match = re.fullmatch(r"([SAZD])_?(\d{1,6})", name)
+    match = re.fullmatch(r"([SAZD])([0-9]{1,6})", name)
     if match is None:
         raise UserError(f"group: {name!r} is not known. Known: S5, A5, Z7, D4 and the like, Q8, M11.")
     least, make = families[match[1]]
@@ -35,6 +38,12 @@ def named_group(name: str) -> dict[str, Perm]:
     if not least <= n <= LARGEST:
         raise UserError(f"group: {name!r} has number {n}, expected {least} to {LARGEST} for {match[1]}.")
     return make(n)
+
+
+def group_name(name: str) -> str:
+    """The name as it is usually written: S5 for s5, S_5 and " s_5 "; others are left alone."""
+    match = re.fullmatch(r"\s*([A-Za-z])_?0*([0-9]+)\s*", str(name))
+    return f"{match[1].upper()}{match[2]}" if match else str(name)
 
 
 def _shift(n: int) -> Perm:

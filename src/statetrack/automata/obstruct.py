@@ -5,17 +5,21 @@ the rounded state settles and parity is out of reach; if they are merely real, i
 two values, and a stack of L layers reaches the periods 1, 2, 4, ..., 2^L only.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
 
+from statetrack.automata.numbers import dtype_name, real_array, whole_number
+from statetrack.automata.pseudospectrum import find_off, rounding
 from statetrack.errors import UserError
 
 DTYPES = ("float16", "float32", "float64")
 TOLERANCE = 1e-7  # eigenvalues this close to the real line count as real
 PRODUCT_CAP = 4096
+DOUBT_CAP = 32  # products with doubtful eigenvalues before the search for a sure one is given up
+UNSETTLED = " as computed, but rounding of the matrix could have moved it there: not settled numerically"
 
 
 @dataclass(frozen=True)
@@ -37,17 +41,22 @@ class Trajectory:
 
 @dataclass(frozen=True)
 class Obstruction:
-    """`obstructed` says the theorem rules the task out; `reason` says why or why not."""
+    """`obstructed` says the theorem rules the task out; `reason` says why or why not.
+
+    It is None where the numbers do not settle it: an eigenvalue is off the line the theorem asks for, but
+    rounding of a matrix that has them all on it could look the same. Such matrices are (nearly) defective.
+    """
 
     theorem: str
-    obstructed: bool
+    obstructed: bool | None
     reason: str
     eigenvalues: list[np.ndarray]
     trajectories: list[Trajectory]
 
     def text(self) -> str:
         """The same for a terminal."""
-        lines = [f"{self.theorem}: {'ruled out' if self.obstructed else 'not ruled out'}; {self.reason}."]
+        verdict = {True: "ruled out", False: "not ruled out", None: "not settled"}[self.obstructed]
+        lines = [f"{self.theorem}: {verdict}; {self.reason}."]
         for t in self.trajectories:
             end = (
                 "no period of up to 64 yet"
@@ -72,15 +81,14 @@ def parity(
     They can only if some eigenvalue is not a real number >= 0. The trajectories use the first matrix as
     A(1), with B(1) = B (default 0) and H_0 = H0 (default all ones).
     """
-    matrices = _checked("parity", A)
-    eigenvalues = [np.linalg.eigvals(M) for M in matrices]
-    free = [e for e in np.concatenate(eigenvalues) if abs(e.imag) > tolerance or e.real < -tolerance]
-    if free:
-        reason = f"the eigenvalue {_shown(free[0])} is not a real number >= 0"
-    else:
+    matrices, eps = _checked("parity", A)
+    eigenvalues, off, sure = _search("parity", [(M,) for M in matrices], eps, tolerance, _from_half_line)
+    if off is None:
         reason = "every eigenvalue is real and >= 0, so the rounded state on 1^k settles and parity does not"
+    else:
+        reason = f"the eigenvalue {_shown(off)} is not a real number >= 0{'' if sure else UNSETTLED}"
     paths = _trajectories("parity", matrices[0], B, H0, steps, dtypes)
-    return Obstruction("Theorem 1 (parity)", not free, reason, eigenvalues, paths)
+    return Obstruction("Theorem 1 (parity)", off is None if sure else None, reason, eigenvalues, paths)
 
 
 def counting(
@@ -100,12 +108,14 @@ def counting(
     that is no power of two needs one product with an eigenvalue off the real line. The trajectories follow
     the first layer's first matrix.
     """
-    if not isinstance(m, int) or m < 1:
+    modulus = whole_number(m)
+    if modulus is None or modulus < 1:
         raise UserError(f"obstruct.counting: m is {m!r}, expected a whole number of at least 1.")
     # One matrix has rows of numbers; a list of layers has matrices, or lists of them.
-    given = [layers] if not isinstance(layers, list | tuple) or np.ndim(layers[0]) < 2 else layers
-    stacks = [_checked("counting", layer) for layer in given]
-    eigenvalues = []
+    given = layers if isinstance(layers, list | tuple) and _depth(layers) > 2 else [layers]
+    checked = [_checked("counting", layer) for layer in given]
+    stacks, eps = [matrices for matrices, _ in checked], max(eps for _, eps in checked)
+    words: list[tuple[np.ndarray, ...]] = []
     for i, matrices in enumerate(stacks):
         length = 2**i
         if len(matrices) ** length > PRODUCT_CAP:
@@ -113,22 +123,19 @@ def counting(
                 f"obstruct.counting: layer {i + 1} has {len(matrices)} matrices, and their products of "
                 f"{length} number more than {PRODUCT_CAP}. Give it fewer, or test fewer layers."
             )
-        for word in product(matrices, repeat=length):
-            eigenvalues.append(np.linalg.eigvals(np.linalg.multi_dot(word) if length > 1 else word[0]))
-    free = [e for e in np.concatenate(eigenvalues) if abs(e.imag) > tolerance]
-    power_of_two = m & (m - 1) == 0
-    reachable = power_of_two and m <= 2 ** len(stacks)
-    if free:
-        reason = f"the eigenvalue {_shown(free[0])} is off the real line"
+        words += product(matrices, repeat=length)
+    eigenvalues, off, sure = _search("counting", words, eps, tolerance, _from_real_line)
+    reachable = modulus & (modulus - 1) == 0 and modulus <= 2 ** len(stacks)
+    if off is not None and (sure or not reachable):
+        reason = f"the eigenvalue {_shown(off)} is off the real line{'' if sure else UNSETTLED}"
     elif reachable:
         reason = f"{m} is a power of two up to 2^{len(stacks)}, which real eigenvalues can reach"
     else:
         periods = " or ".join(str(2**i) for i in range(len(stacks) + 1))
         reason = f"every eigenvalue is real, so the state on 1^k has period {periods}"
     paths = _trajectories("counting", stacks[0][0], B, H0, steps, dtypes)
-    return Obstruction(
-        f"Theorem 2 (counting modulo {m})", not free and not reachable, reason, eigenvalues, paths
-    )
+    obstructed = False if reachable else (off is None if sure else None)
+    return Obstruction(f"Theorem 2 (counting modulo {m})", obstructed, reason, eigenvalues, paths)
 
 
 def eventual_period(states: np.ndarray, longest: int = 64) -> tuple[int, int] | None:
@@ -143,42 +150,89 @@ def eventual_period(states: np.ndarray, longest: int = 64) -> tuple[int, int] | 
     return None
 
 
-def _checked(function: str, A: object) -> list[np.ndarray]:
-    """A matrix or a stack of them as a list of float64 matrices."""
-    try:
-        stack = np.asarray(A, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise UserError(f"obstruct.{function}: expected square matrices of one size.") from error
+def _search(
+    function: str,
+    words: Sequence[tuple[np.ndarray, ...]],
+    eps: float,
+    tolerance: float,
+    distance: Callable[[np.ndarray], np.ndarray],
+) -> tuple[list[np.ndarray], complex | None, bool]:
+    """The eigenvalues of every product, one that is off the line (None if none is), whether that is sure."""
+    if not isinstance(tolerance, int | float | np.number) or not tolerance >= 0:
+        raise UserError(f"obstruct.{function}: tolerance is {tolerance!r}, expected a number of at least 0.")
+    eigenvalues: list[np.ndarray] = []
+    doubtful: list[complex] = []
+    certain: complex | None = None
+    for word in words:
+        with np.errstate(over="ignore", invalid="ignore"):
+            M = word[0] if len(word) == 1 else np.linalg.multi_dot(word)
+        if not np.isfinite(M).all():
+            raise UserError(
+                f"obstruct.{function}: a product of {len(word)} matrices overflows; scale them down."
+            )
+        eigenvalues.append(np.linalg.eigvals(M))
+        if certain is None and len(doubtful) < DOUBT_CAP:
+            found = eigenvalues[-1]
+            off, sure = find_off(M, found, distance(found), rounding(word, eps), tolerance)
+            if sure:
+                certain = off
+            elif off is not None:
+                doubtful.append(off)
+    if certain is None and doubtful:
+        return eigenvalues, doubtful[0], False
+    return eigenvalues, certain, True
+
+
+def _from_half_line(e: np.ndarray) -> np.ndarray:
+    return np.where(np.real(e) >= 0, np.abs(np.imag(e)), np.abs(e))
+
+
+def _from_real_line(e: np.ndarray) -> np.ndarray:
+    return np.abs(np.imag(e))
+
+
+def _depth(value: object) -> int:
+    """The number of axes, as far as the first entries tell."""
+    if isinstance(value, list | tuple):
+        return 1 + (_depth(value[0]) if value else 0)
+    return getattr(value, "ndim", 0)
+
+
+def _checked(function: str, A: object) -> tuple[list[np.ndarray], float]:
+    """A matrix or a stack of them as a list of float64 matrices, and the eps of the format they came in."""
+    stack, eps = real_array(A, f"obstruct.{function}", "A")
     if stack.ndim == 2:
         stack = stack[None]
     if stack.ndim != 3 or stack.shape[1] != stack.shape[2] or stack.size == 0:
         raise UserError(
             f"obstruct.{function}: the matrices have shape {stack.shape}, expected (n, n) or (number, n, n)."
         )
-    if not np.isfinite(stack).all():
-        raise UserError(f"obstruct.{function}: a matrix has an entry that is not finite.")
-    return list(stack)
+    return list(stack), eps
 
 
 def _trajectories(
     function: str, A: np.ndarray, B: object, H0: object, steps: int, dtypes
 ) -> list[Trajectory]:
-    n = len(A)
-    b = np.zeros(n) if B is None else np.asarray(B, dtype=np.float64)
-    h = np.ones(n) if H0 is None else np.asarray(H0, dtype=np.float64)
+    n, length = len(A), whole_number(steps)
+    if length is None or length < 0:
+        raise UserError(f"obstruct.{function}: steps is {steps!r}, expected a whole number of at least 0.")
+    b = np.zeros(n) if B is None else real_array(B, f"obstruct.{function}", "B")[0]
+    h = np.ones(n) if H0 is None else real_array(H0, f"obstruct.{function}", "H0")[0]
     if b.shape[:1] != (n,) or h.shape != b.shape:
         raise UserError(
             f"obstruct.{function}: B has shape {b.shape} and H0 {h.shape}, expected ({n},) or ({n}, d) each."
         )
-    unknown = [name for name in dtypes if name not in DTYPES]
+    several = isinstance(dtypes, Iterable) and not isinstance(dtypes, str)
+    names = [dtype_name(dtype) for dtype in (dtypes if several else [dtypes])]
+    unknown = [name for name in names if name not in DTYPES]
     if unknown:
         raise UserError(
             f"obstruct.{function}: dtype {unknown[0]!r} is not known. Known: {', '.join(DTYPES)}."
         )
     paths = []
-    for name in dtypes:
+    for name in names:
         for model, run in (("cast", _cast_model), ("sequential", _sequential_model)):
-            states = run(A, b, h, steps, np.dtype(name))
+            states = run(A, b, h, length, np.dtype(name))
             found = eventual_period(states) or (None, None)
             paths.append(Trajectory(name, model, states, *found))
     return paths
@@ -205,9 +259,9 @@ def _cast_model(A: np.ndarray, b: np.ndarray, h: np.ndarray, steps: int, dtype: 
 
 def _sequential_model(A: np.ndarray, b: np.ndarray, h: np.ndarray, steps: int, dtype: np.dtype) -> np.ndarray:
     """h <- A h + B with every number in the format."""
-    A, b, state = A.astype(dtype), b.astype(dtype), h.astype(dtype)
-    states = [state]
     with np.errstate(over="ignore", invalid="ignore", under="ignore"):
+        A, b, state = A.astype(dtype), b.astype(dtype), h.astype(dtype)
+        states = [state]
         for _ in range(steps):
             state = (A @ state + b).astype(dtype)
             states.append(state)

@@ -176,7 +176,7 @@ class _Parser:
         return node
 
     def known(self, letter: str, position: int) -> str:
-        if letter not in self.build.alphabet:
+        if letter not in self.build.known:
             self.fail(f"letter {letter!r} is not in the alphabet {''.join(self.build.alphabet)!r}", position)
         return letter
 

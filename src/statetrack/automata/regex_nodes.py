@@ -27,7 +27,7 @@ class Builder:
     work_cap = 4_000_000  # members of unions looked at; a few seconds
 
     def __init__(self, alphabet: tuple[str, ...]):
-        self.alphabet = alphabet
+        self.alphabet, self.known = alphabet, frozenset(alphabet)
         self._nodes: dict[tuple, Node] = {}
         self._work = 0
         self.nothing = self.letters(())

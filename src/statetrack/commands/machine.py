@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from statetrack.automata.dfa import DFA
+from statetrack.automata.named import group_name
 from statetrack.errors import UserError
 
 
@@ -31,4 +32,4 @@ def read_machine(given: MachineOptions) -> tuple[str, DFA]:
         return given.regex or "the empty word", DFA.from_regex(given.regex, given.alphabet)
     if given.dfa is not None:
         return given.dfa.name, DFA.load(given.dfa)
-    return str(given.group), DFA.from_group(str(given.group))
+    return group_name(str(given.group)), DFA.from_group(str(given.group))

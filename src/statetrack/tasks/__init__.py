@@ -29,10 +29,12 @@ def task(name: str, alphabet: str | None = None) -> Task:
     "dfa:FILE.json", "group:S5"."""
     if name.startswith(PREFIXES):
         return automaton_task(name, alphabet)
-    if alphabet is not None:
-        raise UserError(f"task {name!r} takes no alphabet; that belongs to tasks such as 'regex:(ab|ba)*'.")
+    if ":" in name:
+        raise unknown_name("task", name.partition(":")[0] + ":", PREFIXES)
     if name not in TASKS:
         raise unknown_name("task", name, TASKS)
+    if alphabet is not None:
+        raise UserError(f"task {name!r} takes no alphabet; that belongs to tasks such as 'regex:(ab|ba)*'.")
     return TASKS[name]
 
 

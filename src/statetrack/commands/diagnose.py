@@ -1,0 +1,73 @@
+"""statetrack diagnose: how long will a trained group tracker stay right?"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from statetrack.commands.flags import parse
+from statetrack.errors import UserError
+from statetrack.horizon import BREAK, Diagnosis, diagnose
+from statetrack.run import load_run
+
+SHOWN = 12  # rows of the table
+
+
+@dataclass(frozen=True)
+class DiagnoseOptions:
+    """Predict where a trained group tracker breaks, and measure it: `statetrack diagnose RUN`."""
+
+    longest: int | None = None  # tokens to measure to; 32 training lengths when None
+    sequences: int = 256
+    seed: int = 0
+
+
+def main(arguments: Sequence[str]) -> None:
+    run = arguments[0] if arguments and not arguments[0].startswith("-") else None
+    options = parse(DiagnoseOptions, arguments[run is not None :], "statetrack diagnose RUN")
+    if run is None:
+        raise UserError("diagnose: give the folder of a finished run first.")
+    if options.sequences < 8:
+        raise UserError(f"diagnose: sequences is {options.sequences}, expected at least 8.")
+    spec, model = load_run(run)
+    longest = options.longest or 32 * (spec.training.train_lengths or (0, 32))[1]
+    print(as_text(diagnose(model, spec, longest, options.sequences, options.seed)))
+
+
+def as_text(found: Diagnosis) -> str:
+    """The measurements by length, then prediction and measurement side by side."""
+    lines = [
+        f"Trained to length {found.train_length}. Different states lie {found.separation:.3g} apart "
+        "(median distance to the nearest other).",
+        "",
+        f"{'length':>8}{'spread':>12}{'closeness':>12}{'accuracy':>12}",
+    ]
+    every = max(1, len(found.positions) // SHOWN)
+    rows = list(zip(found.positions, found.spread, found.closeness, found.accuracy, strict=True))
+    for t, spread, closeness, accuracy in rows[::-every][::-1]:
+        lines.append(f"{t:>8}{spread:>12.3g}{closeness:>12.3f}{accuracy:>12.3f}")
+    lines += [
+        "",
+        "spread: distance of the states of one element from their centre; closeness: 90 % quantile of the "
+        "way towards the nearest wrong centre, 0.5 on the border.",
+    ]
+    lines += ["", *_verdict(found)]
+    return "\n".join(lines)
+
+
+def _verdict(found: Diagnosis) -> list[str]:
+    longest = found.positions[-1]
+    measured = f"beyond {longest}" if found.measured is None else str(found.measured)
+    if found.growth is None:
+        return [
+            f"The run has not learned its training length: accuracy is below {BREAK:g} from "
+            f"length {measured} on."
+        ]
+    growth = found.growth
+    predicted = "never" if math.isinf(found.predicted) else f"{found.predicted:.0f}"
+    if found.predicted > 1e6 and not math.isinf(found.predicted):
+        predicted = "beyond a million"
+    return [
+        f"closeness = {growth.floor:.3g} + {growth.scale:.3g} length^{growth.exponent:.2f}, fitted up to "
+        f"length {found.fitted_to}",
+        f"accuracy falls below {BREAK:g}:   predicted at length {predicted}   measured at length {measured}",
+    ]

@@ -1,0 +1,66 @@
+"""statetrack plot-spectrum: see whether a trained model uses the eigenvalue -1 where it must."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from statetrack.commands.flags import parse
+from statetrack.errors import UserError
+from statetrack.files import write_atomically
+from statetrack.layers import DeltaNetConfig
+from statetrack.report.spectrum_figure import spectrum_figure
+from statetrack.run import load_run
+from statetrack.spec import RunSpec
+from statetrack.spectrum import Spectrum, learned_spectra
+
+MOST_TOKENS = 16  # a table by token beyond this is not read
+
+
+@dataclass(frozen=True)
+class SpectrumOptions:
+    """Histogram of the eigenvalues of a run's learned transitions: `statetrack plot-spectrum RUN`."""
+
+    samples: int = 64  # sequences of the task, at the training length
+    out: Path | None = None  # PNG file; RUN/spectrum.png when None
+
+
+def main(arguments: Sequence[str]) -> None:
+    run = arguments[0] if arguments and not arguments[0].startswith("-") else None
+    options = parse(SpectrumOptions, arguments[run is not None :], "statetrack plot-spectrum RUN")
+    if run is None:
+        raise UserError("plot-spectrum: give the folder of a finished run first.")
+    if options.samples < 1:
+        raise UserError(f"plot-spectrum: samples is {options.samples}, expected at least 1.")
+    spec, model = load_run(run)
+    spectra = learned_spectra(model, spec, options.samples)
+    print(as_text(spectra))
+    title = f"{type(spec.task).__name__}, {type(spec.model.mixer).__name__.removesuffix('Config')}"
+    eigenvalues = getattr(spec.model.mixer, "eigenvalues", "")
+    out = options.out or Path(run) / "spectrum.png"
+    figure = spectrum_figure(spectra, f"Learned transitions: {title} {eigenvalues}".rstrip(), _axis(spec))
+    write_atomically(out, [figure])
+    print(f"\nSee {out}")
+
+
+def _axis(spec: RunSpec) -> str:
+    mixer = spec.model.mixer
+    if isinstance(mixer, DeltaNetConfig):
+        return "eigenvalue 1 - beta" if mixer.householders == 1 else "eigenvalue, real part"
+    return "eigenvalue a of the transition"
+
+
+def as_text(spectra: Sequence[Spectrum]) -> str:
+    """Shares by range for every layer, and by token where the alphabet is small."""
+    lines = []
+    for spectrum in spectra:
+        real = spectrum.real
+        extremes = f"from {real.min():.3f} to {real.max():.3f}"
+        lines.append(f"layer {spectrum.layer + 1}: {real.numel()} eigenvalues {extremes}")
+        lines += [f"  {name:<14}{share:>8.1%}" for name, share in spectrum.shares().items()]
+        if spectrum.share_complex():
+            lines.append(f"  complex       {spectrum.share_complex():>8.1%}")
+        by_token = spectrum.lowest_by_token()
+        if len(by_token) <= MOST_TOKENS:
+            means = ", ".join(f"{token}: {value:+.2f}" for token, value in by_token.items())
+            lines.append(f"  mean of the lowest eigenvalue by token  {means}")
+    return "\n".join(lines)

@@ -1,0 +1,48 @@
+"""statetrack report: rebuild reports, and merge several folders of one item, from result files alone."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from statetrack.commands.flags import parse
+from statetrack.errors import UserError
+from statetrack.report.build import write_overview, write_report
+from statetrack.report.results import ItemResults, merge, read_index
+from statetrack.report.text import as_text
+
+
+@dataclass(frozen=True)
+class ReportOptions:
+    """Rebuild reports: `statetrack report DIR...` with folders that `statetrack reproduce` wrote.
+
+    Folders of the same item and scale are merged into one report.
+    """
+
+    out: Path = Path("results/report")  # where merged reports and the overview of several items go
+
+
+def main(arguments: Sequence[str]) -> None:
+    folders = [Path(argument) for argument in _leading(arguments)]
+    options = parse(ReportOptions, arguments[len(folders) :], "statetrack report DIR...")
+    if not folders:
+        raise UserError("report: give at least one folder, such as results/reproduce/fig-parity/quick.")
+    groups: dict[tuple[str, str], list[tuple[Path, ItemResults]]] = {}
+    for folder in folders:
+        results = read_index(folder)
+        groups.setdefault((results.item.name, results.scale), []).append((folder, results))
+    pages = []
+    for (name, scale), parts in groups.items():
+        results = merge([part for _, part in parts])
+        if not results.finished:
+            raise UserError(f"report: {parts[0][0]} lists no finished run yet.")
+        target = parts[0][0] if len(parts) == 1 else options.out / name / scale
+        pages.append((results, write_report(results, target)))
+        print(as_text(results), f"\n\nSee {pages[-1][1]}\n")
+    if len(pages) > 1:
+        print(f"All of them: {write_overview(pages, options.out)}")
+
+
+def _leading(arguments: Sequence[str]) -> list[str]:
+    """The arguments before the first flag."""
+    flags = [i for i, argument in enumerate(arguments) if argument.startswith("-")]
+    return list(arguments[: flags[0]] if flags else arguments)

@@ -1,0 +1,108 @@
+"""statetrack reproduce: one table or figure of the paper, ours next to theirs."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from statetrack.commands.flags import parse
+from statetrack.errors import UserError, require
+from statetrack.experiments.item import SCALES, Item, LabelledRun, Scale
+from statetrack.experiments.registry import ITEMS, item
+from statetrack.report.build import write_report
+from statetrack.report.results import read_index, write_index
+from statetrack.report.text import as_text
+from statetrack.sweep import Failure, Job, sweep
+from statetrack.sweep.display import display
+from statetrack.training.loop import resolve_device
+
+
+@dataclass(frozen=True)
+class ReproduceOptions:
+    """Reproduce NAME: `statetrack reproduce NAME --scale quick`; --list shows every name.
+
+    Runs that are finished are not run again; after Ctrl-C the same command goes on where it stopped.
+    """
+
+    scale: Scale = "quick"  # smoke: seconds; quick: minutes; paper: the exact protocol
+    workers: int = 1  # processes on this machine
+    out: Path = Path("results/reproduce")
+    only: str = ""  # only runs whose task and model contain all of these words
+    seeds: int | None = None  # instead of the scale's own number
+    device: str = "auto"  # auto, cpu or cuda
+    ray: str | None = None  # address of a Ray cluster ("auto", "host:port") to run on instead of here
+    gpus_per_run: float | None = None  # on Ray: a fraction shares one GPU among runs
+    list: bool = False  # list the items and stop
+
+
+def main(arguments: Sequence[str]) -> None:
+    name = arguments[0] if arguments and not arguments[0].startswith("-") else None
+    options = parse(ReproduceOptions, arguments[name is not None :], "statetrack reproduce NAME")
+    if options.list:
+        print(_listing())
+        return
+    if name is None:
+        raise UserError(f"reproduce: give the name of an item first: {', '.join(ITEMS)}.")
+    chosen = item(name)
+    _check(options)
+    runs = _selected(chosen.runs(options.scale, options.seeds), options.only)
+    folder, runs_folder = options.out / chosen.name / options.scale, options.out / "runs"
+    write_index(folder, chosen, options.scale, runs, runs_folder)
+    print(f"{chosen.what}, {options.scale} scale: {len(runs)} runs. Results go to {folder}.", flush=True)
+    failures = _carry_out([_job(run, runs_folder) for run in runs], options)
+    results = read_index(folder)
+    if results.finished:
+        page = write_report(results, folder)
+        print(f"\n{as_text(results)}\n\nSee {page}, and figure.png and figure.pdf beside it.")
+    if failures:
+        print(f"\n{len(failures)} of {len(runs)} runs failed:", *failures, sep="\n")
+        raise SystemExit(1)
+
+
+def _check(options: ReproduceOptions) -> None:
+    for name, value in (("workers", options.workers), ("seeds", options.seeds)):
+        if value is not None and value < 1:
+            raise UserError(f"reproduce: {name} is {value}, expected at least 1.")
+    if options.gpus_per_run is not None and options.gpus_per_run < 0:
+        raise UserError(f"reproduce: gpus_per_run is {options.gpus_per_run}, expected 0 or more.")
+    if options.ray is None:
+        resolve_device(options.device)
+    for module, what in (("matplotlib", "drawing figures"), ("jinja2", "writing HTML reports")):
+        require(module, extra="report", for_=what)  # before hours of training, not after
+
+
+def _selected(runs: list[LabelledRun], only: str) -> list[LabelledRun]:
+    words = only.lower().split()
+    found = [run for run in runs if all(w in f"{run.panel} {run.label}".lower() for w in words)]
+    if not found:
+        labels = sorted({f"{run.panel} / {run.label}" for run in runs})
+        raise UserError(f"reproduce: --only {only!r} matches no run. There are: {'; '.join(labels)}.")
+    return found
+
+
+def _job(run: LabelledRun, runs_folder: Path) -> Job:
+    label = f"{run.panel}: {run.label}, lr {run.spec.training.lr:g}, seed {run.spec.seed}"
+    return Job(label, run.spec, runs_folder / run.id)
+
+
+def _carry_out(jobs: list[Job], options: ReproduceOptions) -> list[Failure]:
+    with display(jobs) as monitor:
+        if options.ray is None:
+            return sweep(jobs, options.workers, options.device, monitor)
+        from statetrack.integrations.ray import ray_sweep
+
+        return ray_sweep(jobs, options.ray, options.gpus_per_run, options.device, monitor)
+
+
+def _listing() -> str:
+    """Name, what, paper label and number of runs per scale."""
+    rows = [("name", "paper label", *SCALES, "what")]
+    rows += [(i.name, i.paper_label, *_counts(i), i.what) for i in ITEMS.values()]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return "\n".join(
+        [*lines, "", "Numbers are runs per scale. tab-chomsky and fig-chomsky-length share theirs."]
+    )
+
+
+def _counts(of: Item) -> list[str]:
+    return [str(len(of.runs(scale))) for scale in SCALES]

@@ -1,0 +1,99 @@
+"""What an item of the paper is: labelled runs at three scales, the published numbers, the differences."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+from statetrack.errors import unknown_name
+from statetrack.layers import ModelConfig
+from statetrack.spec import RunSpec
+
+Scale = Literal["smoke", "quick", "paper"]
+SCALES: tuple[Scale, ...] = ("smoke", "quick", "paper")
+
+
+@dataclass(frozen=True)
+class LabelledRun:
+    """One run of an item. Runs that differ in learning rate and seed alone share panel and label."""
+
+    panel: str  # the task, as a title
+    label: str  # the model, as in a legend: "DeltaNet [-1,1] (1L)"
+    family: str  # gives the colour
+    spec: RunSpec
+    ours: bool = False  # beyond the paper
+
+    @cached_property
+    def id(self) -> str:
+        return self.spec.id
+
+    @property
+    def eigenvalues(self) -> str:
+        """The range, or "" for a model without one."""
+        return getattr(self.spec.model.mixer, "eigenvalues", "")
+
+    def to_dict(self) -> dict[str, Any]:
+        named = {name: getattr(self, name) for name in ("panel", "label", "family", "ours", "id")}
+        return named | {"spec": self.spec.to_dict()}
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> "LabelledRun":
+        spec = RunSpec.from_dict(data["spec"])
+        return cls(data["panel"], data["label"], data["family"], spec, data["ours"])
+
+
+@dataclass(frozen=True)
+class NamedModel:
+    """A model of an item, before the task is known."""
+
+    label: str
+    family: str
+    config: ModelConfig
+    ours: bool = False
+
+
+@dataclass(frozen=True)
+class Published:
+    """What the paper prints for one panel and label; a number where it gives one, else its words."""
+
+    text: str
+    best: float | None = None
+    median: float | None = None
+
+
+@dataclass(frozen=True)
+class Claim:
+    """An ordering the paper reports: in `panel`, `better` scores above `worse`."""
+
+    panel: str
+    better: str
+    worse: str
+
+
+@dataclass(frozen=True)
+class Item:
+    """A table or figure. `measure` is what its table shows of each run:
+
+    scaled accuracy   over all evaluation lengths, 0 is guessing and 1 is perfect
+    reach             the longest length up to which 90 % of the sequences are right at every position
+    """
+
+    name: str
+    what: str
+    paper_label: str  # in paper.tex
+    runs: Callable[..., list[LabelledRun]]  # (scale, seeds=None)
+    measure: Literal["scaled accuracy", "reach"]
+    figure: Literal["curves", "dots", "grid"]
+    paper: Mapping[tuple[str, str], Published]
+    claims: tuple[Claim, ...]
+    differences: Mapping[str, tuple[str, ...]]  # by scale
+
+
+def check_scale(scale: str) -> None:
+    if scale not in SCALES:
+        raise unknown_name("scale", scale, SCALES)
+
+
+def range_label(name: str, eigenvalues: str, layers: int | None = None) -> str:
+    """ "DeltaNet [-1,1] (5L)", as in the legends of the paper."""
+    return f"{name} {eigenvalues}" + ("" if layers is None else f" ({layers}L)")

@@ -1,0 +1,17 @@
+"""Every table and figure that `statetrack reproduce` knows, by name."""
+
+from statetrack.errors import unknown_name
+from statetrack.experiments import fig_parity, fig_s5, fig_z60, tab_chomsky
+from statetrack.experiments.item import Item
+
+ITEMS: dict[str, Item] = {
+    item.name: item
+    for item in (fig_parity.ITEM, tab_chomsky.TABLE, tab_chomsky.LENGTH_FIGURE, fig_s5.ITEM, fig_z60.ITEM)
+}
+
+
+def item(name: str) -> Item:
+    """The item of this name."""
+    if name not in ITEMS:
+        raise unknown_name("item", name, ITEMS)
+    return ITEMS[name]

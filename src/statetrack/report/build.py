@@ -1,0 +1,108 @@
+"""From result files to report.html, figure.png and figure.pdf. Reads results, never trains."""
+
+import base64
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from statetrack.files import write_atomically
+from statetrack.report.item_figures import item_figure, learning_curves
+from statetrack.report.page import write_page
+from statetrack.report.results import ItemResults, Result
+from statetrack.report.summary import judge, summarise
+from statetrack.report.text import scale_words, table
+
+
+def write_report(results: ItemResults, folder: Path) -> Path:
+    """Write the page and the pictures of one item; returns the page's path."""
+    figure = item_figure(results)
+    for kind, data in figure.items():
+        write_atomically(folder / f"figure.{kind}", [data])
+    rows = summarise(results)
+    columns, lines = table(rows, results.item.measure)
+    page = folder / "report.html"
+    write_page(
+        page,
+        "item.html",
+        figure=figure["png"],
+        learning=base64.b64encode(learning_curves(results)).decode(),
+        title=results.item.what,
+        name=results.item.name,
+        label=results.item.paper_label,
+        scale=results.scale,
+        scale_words=scale_words(results.scale),
+        measure=_measure_words(results),
+        columns=columns,
+        lines=lines,
+        ours=[row.run.ours for row in rows],
+        verdicts=[{"text": str(v), "holds": v.holds} for v in judge(results, rows)],
+        differences=results.item.differences[results.scale],
+        hardware=_hardware(results.finished),
+        runs=[_run(result) for result in results.results],
+        unfinished=len(results.results) - len(results.finished),
+    )
+    return page
+
+
+def write_overview(pages: Sequence[tuple[ItemResults, Path]], folder: Path) -> Path:
+    """A page that links to the pages of several items."""
+    import os
+
+    entries = [
+        {
+            "title": results.item.what,
+            "name": f"{results.item.name}, {results.scale}",
+            "link": Path(os.path.relpath(page, folder)).as_posix(),
+            "finished": f"{len(results.finished)} of {len(results.results)} runs",
+        }
+        for results, page in pages
+    ]
+    path = folder / "index.html"
+    write_page(path, "overview.html", figure=b"", entries=entries)
+    return path
+
+
+def _measure_words(results: ItemResults) -> str:
+    if results.item.measure == "reach":
+        return (
+            "Reach: the longest evaluated length, in tokens, up to which at least 90 % of the test "
+            "sequences are right at every position. 0 where even the shortest is not reached."
+        )
+    return (
+        "Scaled accuracy over all evaluation lengths: 0 is guessing, 1 is perfect. Best, median and median "
+        "absolute deviation (MAD) are over seeds at the learning rate with the best median; the difference "
+        "compares best with best, or median with median where the paper prints no best."
+    )
+
+
+def _hardware(finished: Sequence[Result]) -> list[dict[str, str]]:
+    """Per kind of machine: how many runs, and how long they took in all."""
+    seconds: dict[str, list[float]] = {}
+    for result in finished:
+        done = result.done or {}
+        machine = done.get("machine", {})
+        parts = [machine.get("device", "unknown device"), machine.get("processor", "")]
+        parts.append(f"Python {machine.get('python')}, torch {machine.get('torch')}")
+        words = "; ".join(part for part in parts if part)
+        seconds.setdefault(words, []).append(float(done.get("seconds", 0)))
+    return [
+        {"machine": words, "runs": f"{len(values)}", "time": f"{sum(values) / 60:.1f} min"}
+        for words, values in sorted(seconds.items())
+    ]
+
+
+def _run(result: Result) -> dict[str, Any]:
+    spec, done = result.run.spec, result.done
+    score = "" if done is None else f"{result.score():.3f}".removesuffix(".000")
+    return {
+        "id": result.run.id,
+        "panel": result.run.panel,
+        "label": result.run.label,
+        "lr": f"{spec.training.lr:g}",
+        "seed": spec.seed,
+        "score": score or "unfinished",
+        "seconds": "" if done is None else f"{done['seconds']:.0f}",
+        "device": "" if done is None else done["machine"]["device"],
+        "json": json.dumps(spec.to_dict(), indent=1),
+    }

@@ -1,0 +1,81 @@
+"""How curves look in every figure of an item: told apart in colour, in grey, and without colour vision."""
+
+import io
+from collections.abc import Sequence
+
+from statetrack.errors import require
+from statetrack.experiments.item import LabelledRun
+from statetrack.report.figures import COLOURS, MARKERS
+
+
+DASHES = {"[0,1]": (0, (4, 2)), "[-1,1]": "-", "": (0, (5, 1, 1, 1))}
+# The 97.5 % points of Student's t for 1, 2, ... degrees of freedom.
+STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+
+
+def new_figure(width: float, height: float):
+    require("matplotlib", extra="report", for_="drawing figures")
+    from matplotlib.figure import Figure  # no pyplot: no global state, no display
+
+    return Figure(figsize=(width, height), dpi=130, layout="constrained")
+
+
+def save(figure, kind: str) -> bytes:
+    """The figure as "png" or "pdf"; no dates inside, so that equal results give equal files."""
+    buffer = io.BytesIO()
+    figure.savefig(
+        buffer, format=kind, metadata={"Software": None} if kind == "png" else {"CreationDate": None}
+    )
+    return buffer.getvalue()
+
+
+def look(run: LabelledRun, families: Sequence[str]) -> dict:
+    """Colour and marker by family, dashes by eigenvalue range, hollow markers for one layer."""
+    # with a single family there are colours to spare for the range
+    place = families.index(run.family) if len(families) > 1 else list(DASHES).index(run.eigenvalues)
+    colour = COLOURS[place % len(COLOURS)]
+    return {
+        "color": colour,
+        "linestyle": DASHES[run.eigenvalues],
+        "marker": MARKERS[place % len(MARKERS)],
+        "markerfacecolor": colour if run.spec.model.layers > 1 else "white",
+    }
+
+
+def name(run: LabelledRun) -> str:
+    return run.label + (", ours" if run.ours else "")
+
+
+def families_of(runs: Sequence[LabelledRun]) -> list[str]:
+    return list(dict.fromkeys(run.family for run in runs))
+
+
+def interval(values: Sequence[float], samples: float, chance: float) -> float:
+    """Half a 95 % interval of a mean scaled accuracy: over seeds, or of one seed over its sequences."""
+    n, mean = len(values), sum(values) / len(values)
+    if n == 1:
+        accuracy = min(max(chance + (1 - chance) * mean, 0.0), 1.0)
+        return 1.96 * (accuracy * (1 - accuracy) / max(samples, 1)) ** 0.5 / (1 - chance)
+    variance = sum((value - mean) ** 2 for value in values) / (n - 1)
+    return (STUDENT[n - 2] if n - 2 < len(STUDENT) else 1.96) * (variance / n) ** 0.5
+
+
+def mark_training_length(axis, length: int) -> None:
+    axis.axvline(length, color="#555555", linestyle=":", linewidth=1.3, zorder=1)
+    axis.annotate(
+        f"trained to {length}",
+        (length, 0.5),
+        (3, 0),
+        xycoords=("data", "axes fraction"),
+        textcoords="offset points",
+        rotation=90,
+        va="center",
+        fontsize=7,
+        color="#444444",
+    )
+
+
+def tidy(axis) -> None:
+    axis.grid(axis="y", color="#e8e8e8", zorder=0)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.tick_params(labelsize=8)

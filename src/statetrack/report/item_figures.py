@@ -1,0 +1,205 @@
+"""The figures of an item: curves over length, a grid of them, dots for a table, and learning curves."""
+
+from collections.abc import Callable, Sequence
+from textwrap import wrap
+
+from statetrack.report import drawing
+from statetrack.report.results import ItemResults, Result
+from statetrack.report.summary import Row, summarise
+from statetrack.report.text import scale_words
+
+MOST_POINTS = 400  # of a learning curve
+
+
+def item_figure(results: ItemResults) -> dict[str, bytes]:
+    """The figure of the item, as PNG and PDF."""
+    rows = [row for row in summarise(results) if row.chosen]
+    draw: dict[str, Callable] = {"curves": _curves, "grid": _grid, "dots": _dots}
+    figure = draw[results.item.figure](results, rows)
+    columns = int(12 * figure.get_figwidth())  # letters that fit at this size
+    title = "\n".join(
+        line for text in (results.item.what, scale_words(results.scale)) for line in wrap(text, columns)
+    )
+    figure.suptitle(title, fontsize=11)
+    return {kind: drawing.save(figure, kind) for kind in ("png", "pdf")}
+
+
+def _curves(results: ItemResults, rows: list[Row]):
+    """One panel per task, one legend for all: seeds thin, their mean thick."""
+    panels = list(dict.fromkeys(row.run.panel for row in rows))
+    families = drawing.families_of([row.run for row in rows])
+    legend_rows = -(-len({row.run.label for row in rows}) // _legend_columns(panels))
+    figure = drawing.new_figure(max(5.5, 3.6 * len(panels)), 3.7 + 0.22 * legend_rows)
+    axes = figure.subplots(1, max(1, len(panels)), squeeze=False, sharey=True)[0]
+    handles = {}
+    for axis, panel in zip(axes, panels):
+        for row in (row for row in rows if row.run.panel == panel):
+            handles[drawing.name(row.run)] = _curve(axis, row, drawing.look(row.run, families))
+        _finish(axis, panel, [row for row in rows if row.run.panel == panel])
+    axes[0].set_ylabel(_unit(results))
+    _legend(figure, handles, panels)
+    return figure
+
+
+def _legend(figure, handles: dict, panels: list[str]) -> None:
+    """One legend under all panels; long enough handles to tell the dashes apart."""
+    if handles:
+        columns = min(_legend_columns(panels), len(handles))
+        place = "outside lower center"
+        figure.legend(handles.values(), handles, loc=place, ncols=columns, fontsize=8, handlelength=3.4)
+
+
+def _legend_columns(panels: list[str]) -> int:
+    return min(4, 1 + len(panels))
+
+
+def _curve(axis, row: Row, style: dict, band: bool = False):
+    """Seeds as thin lines and the mean as a thick one; with `band` a 95 % interval of the mean."""
+    lengths = row.chosen[0].curve()[0]
+    seeds = [result.curve()[1] for result in row.chosen]
+    mean = [sum(values) / len(values) for values in zip(*seeds, strict=True)]
+    thin = {key: value for key, value in style.items() if key in ("color", "linestyle")}
+    if len(seeds) > 1 and not band:
+        for values in seeds:
+            axis.plot(lengths, values, linewidth=0.7, alpha=0.55, **thin)
+    if band:
+        samples = row.run.spec.evaluation.eval_samples / len(lengths)
+        half = [
+            drawing.interval(values, samples, row.run.spec.task.chance) for values in zip(*seeds, strict=True)
+        ]
+        low, high = ([m + sign * h for m, h in zip(mean, half, strict=True)] for sign in (-1, 1))
+        axis.fill_between(lengths, low, high, color=style["color"], alpha=0.16, linewidth=0)
+    every = max(1, len(lengths) // 7)
+    return axis.plot(lengths, mean, linewidth=1.9, markersize=5, markevery=every, **style)[0]
+
+
+def _finish(axis, title: str, rows: Sequence[Row]) -> None:
+    """Title, axes, the training length, and the guessing line."""
+    lengths = rows[0].run.spec.training.train_lengths
+    assert lengths is not None
+    drawing.mark_training_length(axis, lengths[1])
+    axis.axhline(0, color="#bbbbbb", linewidth=0.8, zorder=0)
+    majority = rows[0].majority
+    if majority and majority > 0.04:  # nearer to 0 it says nothing
+        axis.axhline(majority, color="#999999", linewidth=0.8, linestyle=(0, (1, 2)), zorder=0)
+        axis.annotate(
+            "majority",
+            (1, majority),
+            xycoords=("axes fraction", "data"),
+            ha="right",
+            va="bottom",
+            fontsize=6.5,
+            color="#666666",
+        )
+    axis.set_title(title, fontsize=10)
+    axis.set(xlabel="sequence length (tokens)", ylim=(-0.12, 1.06))
+    axis.set_xlim(left=0)
+    drawing.tidy(axis)
+
+
+def _grid(results: ItemResults, rows: list[Row]):
+    """Tasks in columns, families of models in rows, a 95 % interval around every mean."""
+    groups = {
+        "Transformer": 0,
+        "mLSTM": 1,
+        "sLSTM": 1,
+        "Mamba": 2,
+        "DeltaNet": 3,
+    }  # as in the paper; then ours
+    panels = list(dict.fromkeys(row.run.panel for row in rows))
+    numbers = sorted({groups.get(row.run.family, 4) for row in rows})
+    families = drawing.families_of([row.run for row in rows])
+    figure = drawing.new_figure(max(6.5, 3.3 * len(panels) + 1.8), 2.3 * max(1, len(numbers)) + 0.6)
+    axes = figure.subplots(max(1, len(numbers)), max(1, len(panels)), squeeze=False, sharex=True, sharey=True)
+    for line, number in enumerate(numbers):
+        handles = {}
+        for column, panel in enumerate(panels):
+            shown = [r for r in rows if r.run.panel == panel and groups.get(r.run.family, 4) == number]
+            axis = axes[line][column]
+            if not shown:
+                axis.axis("off")
+                axis.set_title(panel if line == 0 else "", fontsize=10)
+                continue
+            for row in shown:
+                style = drawing.look(row.run, families)
+                handles[drawing.name(row.run)] = _curve(axis, row, style, band=True)
+            _finish(axis, panel if line == 0 else "", shown)
+            axis.set_xlabel("sequence length (tokens)" if line == len(numbers) - 1 else "")
+        axes[line][0].set_ylabel("scaled accuracy")
+        axes[line][-1].legend(
+            handles.values(),
+            handles,
+            fontsize=7,
+            loc="center left",
+            bbox_to_anchor=(1.0, 0.5),
+            handlelength=3.4,
+        )
+    return figure
+
+
+def _dots(results: ItemResults, rows: list[Row]):
+    """One panel per task: seeds as small dots, our best filled, the paper's best hollow."""
+    panels = list(dict.fromkeys(row.run.panel for row in rows))
+    labels = list(dict.fromkeys(drawing.name(row.run) for row in rows))[::-1]
+    figure = drawing.new_figure(max(6.5, 2.9 * len(panels) + 2.0), 0.3 * len(labels) + 1.9)
+    axes = figure.subplots(1, max(1, len(panels)), squeeze=False, sharey=True)[0]
+    for axis, panel in zip(axes, panels):
+        for row in (row for row in rows if row.run.panel == panel):
+            y = labels.index(drawing.name(row.run))
+            axis.scatter(row.scores, [y] * len(row.scores), s=14, color="#7a7a7a", zorder=2)
+            axis.scatter([row.best], [y], s=46, color="#0072B2", zorder=3)
+            published = row.published and (row.published.best or row.published.median)
+            if published is not None:
+                axis.scatter(
+                    [published], [y], s=70, marker="D", facecolors="none", edgecolors="#D55E00", zorder=4
+                )
+        axis.set_title(panel, fontsize=9)
+        axis.set(xlabel="scaled accuracy", xlim=(-0.12, 1.08))
+        axis.axvline(0, color="#bbbbbb", linewidth=0.8, zorder=0)
+        drawing.tidy(axis)
+    axes[0].set_yticks(range(len(labels)), labels)
+    ours = axes[0].scatter([], [], s=46, color="#0072B2")
+    seeds = axes[0].scatter([], [], s=14, color="#7a7a7a")
+    theirs = axes[0].scatter([], [], s=70, marker="D", facecolors="none", edgecolors="#D55E00")
+    names = ["ours, best seed", "ours, every seed", "paper, best (median where it prints no best)"]
+    figure.legend(
+        [ours, seeds, theirs],
+        names,
+        loc="outside lower center",
+        ncols=1 if len(panels) == 1 else 3,
+        fontsize=8,
+    )
+    return figure
+
+
+def learning_curves(results: ItemResults) -> bytes:
+    """A PNG of training loss against step: one panel per task, one thin line per run of the table."""
+    rows = [row for row in summarise(results) if row.chosen]
+    panels = list(dict.fromkeys(row.run.panel for row in rows))
+    families = drawing.families_of([row.run for row in rows])
+    figure = drawing.new_figure(max(5.5, 3.6 * len(panels)), 3.6)
+    axes = figure.subplots(1, max(1, len(panels)), squeeze=False)[0]
+    handles = {}
+    for axis, panel in zip(axes, panels):
+        for row in (row for row in rows if row.run.panel == panel):
+            look = drawing.look(row.run, families)
+            style = {"color": look["color"], "linestyle": look["linestyle"]}
+            for result in row.chosen:
+                (handles[drawing.name(row.run)],) = axis.plot(*_losses(result), linewidth=1.1, **style)
+        axis.set_title(panel, fontsize=10)
+        axis.set(xlabel="training step", yscale="log")
+        drawing.tidy(axis)
+    axes[0].set_ylabel("training loss (nats)")
+    _legend(figure, handles, panels)
+    return drawing.save(figure, "png")
+
+
+def _losses(result: Result) -> tuple[list[int], list[float]]:
+    rows = result.rows()
+    rows = rows[:: max(1, len(rows) // MOST_POINTS)]
+    # a loss of exactly 0 has no place on a logarithmic axis
+    return [row["step"] for row in rows], [max(row["loss"], 1e-8) for row in rows]
+
+
+def _unit(results: ItemResults) -> str:
+    return "sequence accuracy" if results.item.measure == "reach" else "scaled accuracy"

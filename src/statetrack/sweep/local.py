@@ -1,0 +1,155 @@
+"""The queue on this machine: worker processes that each carry out one run at a time."""
+
+import multiprocessing
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+import torch
+
+from statetrack.errors import UserError
+from statetrack.files import write_json
+from statetrack.sweep.jobs import Failure, Job, Monitor, open_jobs
+from statetrack.sweep.worker import work
+from statetrack.training import Interrupted
+from statetrack.training.loop import stop_signals
+
+
+@dataclass
+class _Worker:
+    process: BaseProcess
+    connection: Any  # a Connection; its type differs by system
+    job: Job | None = None
+
+
+def sweep(
+    jobs: Iterable[Job], workers: int = 1, device: str = "auto", monitor: Monitor | None = None
+) -> list[Failure]:
+    """Carry out every job that is not finished yet; return those that failed.
+
+    Ctrl-C lets each worker write its checkpoint and raises Interrupted; the same call goes on from there.
+    """
+    if workers < 1:
+        raise UserError(f"sweep: workers is {workers}, expected at least 1.")
+    monitor = monitor or Monitor()
+    pending, finished = open_jobs(jobs)
+    monitor.begun(len(pending) + finished, finished, min(workers, len(pending)))
+    if not pending:
+        return []
+    queue = _Queue(pending, monitor, device, max(1, torch.get_num_threads() // min(workers, len(pending))))
+    with stop_signals() as stop:
+        try:
+            queue.fill(workers)
+            while queue.busy:
+                queue.listen()
+                if stop.is_set():
+                    queue.stop()
+                queue.fill(workers)
+                monitor.tick()
+        finally:
+            queue.close()
+    if stop.is_set():
+        left = queue.stopped + len(queue.pending)
+        raise Interrupted(f"Stopped with {left} runs to go; the same command goes on from there.")
+    return queue.failures
+
+
+class _Queue:
+    """Jobs waiting, workers busy with one each, and what came of the rest."""
+
+    def __init__(self, pending: list[Job], monitor: Monitor, device: str, threads: int):
+        self.pending, self.monitor = deque(pending), monitor
+        self.device, self.threads = device, threads
+        self.workers: list[_Worker] = []
+        self.failures: list[Failure] = []
+        self.stopped, self.stopping = 0, False
+        self.context = multiprocessing.get_context("spawn")  # a fork would copy torch's threads half-way
+
+    @property
+    def busy(self) -> list[_Worker]:
+        return [worker for worker in self.workers if worker.job is not None]
+
+    def fill(self, workers: int) -> None:
+        """Hand a job to every idle worker, starting up to `workers` of them."""
+        while self.pending and not self.stopping:
+            worker = next((w for w in self.workers if w.job is None), None)
+            if worker is None:
+                if len(self.workers) >= workers:
+                    return
+                worker = self._start()
+            job = self.pending.popleft()
+            if not (job.folder / "spec.json").exists():  # there to be read even if the run dies at once
+                write_json(job.folder / "spec.json", job.spec.to_dict())
+            worker.job = job
+            self.monitor.started(job)
+            worker.connection.send((job.spec.to_dict(), str(job.folder)))
+
+    def _start(self) -> _Worker:
+        here, there = self.context.Pipe()
+        process = self.context.Process(target=work, args=(there, self.device, self.threads), daemon=True)
+        process.start()
+        there.close()  # ours is the only other end, so that a dead worker reads as the end of the file
+        worker = _Worker(process, here)
+        self.workers.append(worker)
+        return worker
+
+    def listen(self, seconds: float = 0.2) -> None:
+        """Take the messages that are there."""
+        for connection in wait([worker.connection for worker in self.busy], seconds):
+            worker = next(w for w in self.workers if w.connection is connection)
+            try:
+                kind, value = worker.connection.recv()
+            except (EOFError, ConnectionResetError):
+                self._died(worker)
+                continue
+            assert worker.job is not None
+            if kind == "step":
+                self.monitor.progress(worker.job, value)
+                continue
+            job, worker.job = worker.job, None
+            if kind == "done":
+                self.monitor.finished(job, value)
+            elif kind == "failed":
+                self._fail(job, value)
+            else:
+                self.stopped += 1
+
+    def _died(self, worker: _Worker) -> None:
+        """The process is gone without a word: killed for memory, or a crash in a library."""
+        worker.process.join()
+        self.workers.remove(worker)
+        job, worker.job = worker.job, None
+        assert job is not None
+        if self.stopping:
+            self.stopped += 1
+        else:
+            self._fail(job, f"its process ended with code {worker.process.exitcode}")
+
+    def _fail(self, job: Job, reason: str) -> None:
+        failure = Failure(job, reason)
+        self.failures.append(failure)
+        self.monitor.failed(failure)
+
+    def stop(self) -> None:
+        """Ask every busy worker, once, to write its checkpoint and leave."""
+        if not self.stopping:
+            self.stopping = True
+            for worker in self.busy:
+                worker.process.terminate()
+
+    def close(self) -> None:
+        """End the workers: idle ones by a word, those still busy by force."""
+        for worker in self.workers:
+            if worker.job is None and worker.process.is_alive():
+                try:
+                    worker.connection.send(None)
+                except OSError:
+                    continue
+            else:
+                worker.process.kill()
+        for worker in self.workers:
+            worker.process.join()
+            worker.connection.close()

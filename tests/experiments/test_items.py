@@ -1,0 +1,117 @@
+"""The items: how many runs each scale has, and the protocol values of the paper, pinned."""
+
+import pytest
+
+from statetrack.errors import UserError
+from statetrack.experiments import fig_parity, fig_s5, fig_z60, tab_chomsky
+from statetrack.experiments.item import SCALES, LabelledRun
+from statetrack.experiments.registry import ITEMS, item
+
+PAPER_RUNS = {"fig-parity": 24, "tab-chomsky": 624, "fig-chomsky-length": 624, "fig-s5": 180, "fig-z60": 30}
+
+
+@pytest.fixture(scope="module")
+def paper():
+    return {name: of.runs("paper") for name, of in ITEMS.items()}
+
+
+@pytest.mark.parametrize("name", PAPER_RUNS)
+def test_paper_scale_has_every_run_of_the_item_once(name, paper):
+    assert len(paper[name]) == PAPER_RUNS[name]
+    assert len({run.id for run in paper[name]}) == PAPER_RUNS[name]
+
+
+@pytest.mark.parametrize("name", PAPER_RUNS)
+def test_published_numbers_and_orderings_belong_to_runs(name, paper):
+    keys = {(run.panel, run.label) for run in paper[name]}
+    assert set(ITEMS[name].paper) <= keys
+    assert {(c.panel, side) for c in ITEMS[name].claims for side in (c.better, c.worse)} <= keys
+
+
+def test_runs_survive_json_with_their_id(paper):
+    for runs in paper.values():
+        for run in runs[::29]:
+            assert LabelledRun.from_dict(run.to_dict()).id == run.id
+
+
+@pytest.mark.parametrize("name", ITEMS)
+@pytest.mark.parametrize("scale", SCALES)
+def test_every_scale_says_what_differs_from_the_paper(name, scale):
+    assert ITEMS[name].differences[scale]
+
+
+def test_word_problems_are_trained_as_in_appendix_e2(paper):
+    for run in paper["fig-s5"] + paper["fig-z60"]:
+        t, e = run.spec.training, run.spec.evaluation
+        assert (t.steps, t.batch, t.lr, t.weight_decay, t.clip) == (312_500, 512, 1e-4, 0.01, 1.0)
+        assert (t.schedule, t.warmup, t.precision) == ("constant", 0.0, "float32")
+        k = run.spec.task.tokens_per_element
+        assert t.train_lengths == ((64, 64) if k > 1 else (32, 32))
+        assert (e.eval_samples, e.eval_lengths[-1]) == (40_000, 500)
+        assert run.spec.model.d_model == 128
+
+
+def test_word_problem_models_are_those_of_the_paper_and_ours():
+    runs = [run for run in fig_s5.runs("paper") if run.panel == fig_s5.SWAPS and run.spec.seed == 0]
+    theirs = {run.label for run in runs if not run.ours}
+    ranged = {f"{m} {r} ({n}L)" for m in ("DeltaNet", "Mamba") for r in ("[0,1]", "[-1,1]") for n in (1, 5)}
+    assert theirs == ranged | {"Full matrix (1L)"}
+    assert {run.spec.model.mixer.householders for run in runs if "DeltaProduct" in run.label} == {2, 4}
+    deltanets = [run for run in runs if run.family == "DeltaNet"]
+    assert all(run.spec.model.mixer.convolution == 0 and run.spec.model.mlp_ratio == 4 for run in deltanets)
+    assert all(run.spec.model.mixer.heads == 4 for run in deltanets)
+
+
+def test_seeds_of_the_paper():
+    assert {run.spec.seed for run in fig_s5.runs("paper")} == {0, 1, 2}
+    assert {run.spec.seed for run in fig_z60.runs("paper")} == {0}
+    assert {run.spec.seed for run in tab_chomsky.runs("paper")} == {0, 1, 2}
+    assert {run.spec.seed for run in fig_parity.runs("paper", seeds=5)} == set(range(5))
+
+
+def test_formal_languages_are_trained_as_in_appendix_e1(paper):
+    for run in paper["tab-chomsky"]:
+        t, e = run.spec.training, run.spec.evaluation
+        arithmetic = run.panel != tab_chomsky.PARITY
+        assert (t.steps, t.weight_decay, t.schedule, t.warmup, t.final_lr) == (
+            100_000,
+            0.1,
+            "cosine",
+            0.1,
+            1e-6,
+        )
+        assert (t.beta1, t.beta2, t.eps) == (0.9, 0.999, 1e-8)
+        assert t.batch == (512 if run.family == "mLSTM" else 1024)
+        xlstm = run.family in ("mLSTM", "sLSTM")
+        assert t.clip == (1.0 if arithmetic and not xlstm else 0.0)
+        assert run.spec.model.layers == (3 if arithmetic else 2)
+        assert run.spec.model.d_model == (64 if xlstm and arithmetic else 128)
+        assert (e.eval_samples, e.eval_lengths[0], e.eval_lengths[-1]) == (8192, 40, 256)
+        if xlstm:
+            assert run.spec.model.mixer.heads == (1 if arithmetic else 4)
+            assert (run.spec.model.mixer.bias_init == "standard") == arithmetic
+    assert {run.spec.training.lr for run in paper["tab-chomsky"]} == {1e-2, 1e-3, 5e-4, 1e-4}
+    assert all(
+        run.spec.training.train_lengths[1] == 40 for run in paper["tab-chomsky"] if run.panel == "Parity"
+    )
+
+
+def test_the_two_chomsky_items_share_their_runs():
+    ids = [{run.id for run in ITEMS[name].runs("quick")} for name in ("tab-chomsky", "fig-chomsky-length")]
+    assert ids[0] == ids[1]
+
+
+def test_published_values_of_table_3():
+    best = {key: value.best for key, value in tab_chomsky.PAPER.items()}
+    assert best["Parity", "DeltaNet [-1,1]"] == 1.000
+    assert best[tab_chomsky.PLAIN, "DeltaNet [-1,1]"] == 0.971
+    assert best[tab_chomsky.BRACKETS, "Mamba [0,1]"] == 0.123
+    assert best[tab_chomsky.NO_MULT, "sLSTM"] is None
+    assert tab_chomsky.PAPER[tab_chomsky.NO_MULT, "sLSTM"].median == 0.153
+
+
+def test_unknown_names_are_refused():
+    with pytest.raises(UserError, match="Did you mean 'fig-parity'"):
+        item("fig-party")
+    with pytest.raises(UserError, match="Did you mean 'quick'"):
+        fig_parity.runs("quik")

@@ -1,0 +1,153 @@
+"""Reports: right numbers from files alone, the same bytes every time."""
+
+import json
+import re
+import shutil
+
+import pytest
+
+from statetrack.cli import main
+from statetrack.errors import UserError
+from statetrack.experiments.tab_chomsky import PARITY
+from statetrack.report.build import write_report
+from statetrack.report.drawing import interval
+from statetrack.report.results import INDEX, merge, read_index
+from statetrack.report.summary import judge, summarise
+from statetrack.report.text import as_text
+
+
+def rows_of(folder):
+    return {row.run.label: row for row in summarise(read_index(folder))}
+
+
+def test_the_learning_rate_is_chosen_by_the_median_of_the_seeds(pretend):
+    """1e-2 has the best single seed, 1e-3 the best median."""
+    table = {1e-2: (0.0, 0.1, 0.9), 1e-3: (0.5, 0.6, 0.8), 5e-4: (0.2, 0.3, 0.4), 1e-4: (0.0, 0.0, 0.0)}
+    folder = pretend("fig-parity", "paper", lambda run: table[run.spec.training.lr][run.spec.seed])
+    row = rows_of(folder)["Diagonal LRNN [-1,1]"]
+    assert (row.lr, row.best, row.median) == (1e-3, 0.8, 0.6)
+    assert row.deviation == pytest.approx(0.1)
+    assert row.difference == pytest.approx(0.8 - 1.0)
+
+
+def test_the_reach_is_the_longest_length_that_is_solved(pretend):
+    folder = pretend(
+        "fig-s5",
+        "quick",
+        lambda run: 64 if run.eigenvalues == "[-1,1]" else 3,
+        lambda run: run.panel == "S5, swaps",
+    )
+    rows = rows_of(folder)
+    assert (rows["DeltaNet [-1,1] (1L)"].best, rows["DeltaNet [0,1] (1L)"].best) == (64, 0)
+    assert rows["DeltaNet [-1,1] (1L)"].difference == 64 - 500
+    assert rows["DeltaNet [0,1] (1L)"].difference is None
+
+
+def test_orderings_are_judged_only_where_both_sides_ran(pretend):
+    def score(run):
+        return 1.0 if run.label in ("Mamba [-1,1]", "sLSTM") else 0.0
+
+    results = read_index(pretend("tab-chomsky", "quick", score, lambda run: run.panel == PARITY))
+    verdicts = {(v.claim.better, v.claim.worse): v.holds for v in judge(results, summarise(results))}
+    assert verdicts["Mamba [-1,1]", "Mamba [0,1]"] is True
+    assert verdicts["DeltaNet [-1,1]", "DeltaNet [0,1]"] is False
+    assert all(v.claim.panel == PARITY for v in judge(results, summarise(results)))
+
+
+def test_the_majority_baseline_stands_beside_every_score(pretend):
+    text = as_text(
+        read_index(pretend("tab-chomsky", "quick", lambda run: 0.5, lambda run: run.panel == PARITY))
+    )
+    assert "majority" in text
+    assert all("0.100" in line for line in text.splitlines() if line.startswith(PARITY))
+    assert "QUICK scale" in text
+
+
+@pytest.mark.parametrize("name", ["fig-parity", "tab-chomsky", "fig-chomsky-length", "fig-s5", "fig-z60"])
+def test_a_report_is_complete_self_contained_and_the_same_when_rebuilt(name, pretend, capsys):
+    folder = pretend(name, "quick", lambda run: 0.3 * (run.eigenvalues == "[-1,1]"), every=2)
+    write_report(read_index(folder), folder)
+    first = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert set(first) == {INDEX, "report.html", "figure.png", "figure.pdf"}
+    for path in folder.iterdir():
+        if path.name != INDEX:
+            path.unlink()
+    main(["report", str(folder)])
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == first
+    page = first["report.html"].decode()
+    results = read_index(folder)
+    assert not re.search(r"https?://|<script|src=\"(?!data:)", page)
+    assert "QUICK scale" in page
+    assert "are not finished" in page
+    assert all(result.run.id in page for result in results.results)
+    assert page.count("<pre>") == len(results.results)
+    assert "CPU, 1 threads" in page
+    assert first["figure.png"].startswith(b"\x89PNG")
+    assert first["figure.pdf"].startswith(b"%PDF")
+
+
+def test_folders_of_one_item_are_merged_and_no_run_counts_twice(pretend, tmp_path, monkeypatch, capsys):
+    parts = [
+        pretend(
+            "fig-parity",
+            "quick",
+            lambda run: 1.0,
+            lambda run, i=i: run.spec.seed in (i, 2),
+            tmp_path / str(i),
+        )
+        for i in (0, 1)
+    ]
+    assert len(merge([read_index(part) for part in parts]).finished) == 6
+    other = pretend("fig-z60", "smoke", lambda run: 8)
+    monkeypatch.chdir(tmp_path)
+    main(["report", *map(str, parts), str(other), "--out", "all"])
+    assert "2 of" not in capsys.readouterr().err
+    assert (tmp_path / "all/fig-parity/quick/report.html").exists()
+    overview = (tmp_path / "all/index.html").read_text()
+    assert 'href="fig-parity/quick/report.html"' in overview
+    assert 'href="../fig-z60/smoke/report.html"' in overview
+
+
+def test_an_earlier_finished_run_stays_in_the_index(pretend):
+    folder = pretend("fig-parity", "quick", lambda run: 1.0, lambda run: run.spec.seed == 0)
+    again = pretend("fig-parity", "quick", lambda run: 1.0, lambda run: run.spec.seed == 1)
+    assert again == folder
+    assert {result.run.spec.seed for result in read_index(folder).results} == {0, 1}
+
+
+def test_runs_of_an_older_definition_of_the_item_leave_the_index(pretend):
+    folder = pretend("fig-parity", "quick", lambda run: 1.0)
+    index = json.loads((folder / INDEX).read_text())
+    index["runs"][0]["spec"]["training"]["batch"] = 7
+    (folder / INDEX).write_text(json.dumps(index))
+    old = read_index(folder).results[0]
+    shutil.copytree(old.folder.parent / index["runs"][0]["id"], old.folder)
+    assert {result.run.spec.training.batch for result in read_index(folder).finished} == {7, 64}
+    pretend("fig-parity", "quick", lambda run: 1.0)
+    assert {result.run.spec.training.batch for result in read_index(folder).results} == {64}
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["{", "[]", '{"item": "fig-parity"}', '{"item": "no", "scale": "quick", "runs_folder": "", "runs": []}'],
+)
+def test_a_damaged_index_is_a_clear_error(content, tmp_path):
+    (tmp_path / INDEX).write_text(content)
+    with pytest.raises(UserError):
+        read_index(tmp_path)
+
+
+def test_a_damaged_result_counts_as_unfinished(pretend, tmp_path):
+    folder = pretend("fig-parity", "quick", lambda run: 1.0)
+    results = read_index(folder)
+    (results.results[0].folder / "done.json").write_text(json.dumps([1]))
+    (results.results[1].folder / "done.json").write_text("{")
+    assert len(read_index(folder).finished) == len(results.results) - 2
+
+
+@pytest.mark.parametrize(
+    ("values", "half"),
+    [([0.5, 0.5, 0.5], 0.0), ([0.4, 0.6], 12.706 * 0.1), ([0.0], 1.96 * 0.5 / 10 / 0.5)],
+)
+def test_intervals_are_students_over_seeds_and_binomial_for_one(values, half):
+    assert interval(values, 100, 0.5) == pytest.approx(half, abs=1e-9)
