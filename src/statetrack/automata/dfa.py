@@ -138,7 +138,89 @@ class DFA:
         accepting = {block_of[q] for q in self.accepting if q in block_of}
         return DFA(self.alphabet, tables, block_of[self.start], sorted(accepting))
 
-    def _count_states(alphabet, transitions, start, accepting) -> int:
+    def is_permutation(self, letter: str) -> bool:
+        """Whether the letter moves no two states to the same one."""
+        return len(set(self.transitions[letter])) == self.n_states
+
+    def to_json(self) -> str:
+        """The automaton as JSON text, the form `from_json` and `load` read."""
+        record = {
+            "alphabet": list(self.alphabet),
+            "transitions": {letter: list(table) for letter, table in self.transitions.items()},
+            "start": self.start,
+            "accepting": sorted(self.accepting),
+        }
+        return json.dumps(record)
+
+    @classmethod
+    def from_json(cls, text: str) -> "DFA":
+        """Read the text of `to_json`; null in a table stands for a missing move."""
+        try:
+            record = json.loads(text)
+        except (json.JSONDecodeError, TypeError) as error:
+            raise UserError(f"DFA.from_json: the text is not JSON: {error}.") from error
+        fields = ("alphabet", "transitions", "start", "accepting")
+        if not isinstance(record, dict) or sorted(record) != sorted(fields):
+            found = ", ".join(sorted(map(str, record))) if isinstance(record, dict) else type(record).__name__
+            raise UserError(f"DFA.from_json: expected an object with {', '.join(fields)}; found {found}.")
+        if not isinstance(record["transitions"], dict) or not isinstance(record["accepting"], list):
+            raise UserError("DFA.from_json: expected transitions as an object and accepting as a list.")
+        return cls(**record)
+
+    def save(self, path: str | Path) -> None:
+        """Write the automaton to a JSON file."""
+        Path(path).write_text(self.to_json() + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | Path) -> "DFA":
+        """Read an automaton from a JSON file."""
+        try:
+            return cls.from_json(Path(path).read_text(encoding="utf-8"))
+        except OSError as error:
+            raise UserError(f"DFA.load: {path} cannot be read: {error.strerror}.") from error
+        except UnicodeDecodeError as error:
+            raise UserError(f"DFA.load: {path} is not a text file in UTF-8.") from error
+
+    def to_dot(self) -> str:
+        """Graphviz source of the automaton."""
+        from statetrack.automata.drawing import dfa_to_dot
+
+        return dfa_to_dot(self)
+
+    def to_svg(self) -> str:
+        """A self-contained SVG drawing, made without Graphviz."""
+        from statetrack.automata.drawing import dfa_to_svg
+
+        return dfa_to_svg(self)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, DFA) and self.to_json() == other.to_json()
+
+    def __hash__(self) -> int:
+        return hash(self.to_json())
+
+    def __repr__(self) -> str:
+        ends = f"start {self.start}, accepting {sorted(self.accepting)}"
+        return f"DFA({self.n_states} states over {list(self.alphabet)}, {ends})"
+
+
+def checked_alphabet(alphabet: Iterable[str]) -> tuple[str, ...]:
+    """The letters as a tuple; they must be non-empty strings, each given once."""
+    if not isinstance(alphabet, Iterable):
+        raise UserError(
+            f"DFA: the alphabet is {alphabet!r}, expected the letters as a string or a list of strings."
+        )
+    letters = tuple(alphabet)
+    for letter in letters:
+        if not isinstance(letter, str) or not letter:
+            raise UserError(f"DFA: letter {letter!r} is not a non-empty string.")
+    for letter, times in Counter(letters).items():
+        if times > 1:
+            raise UserError(f"DFA: letter {letter!r} is in the alphabet {times} times.")
+    return letters
+
+
+def _count_states(alphabet, transitions, start, accepting) -> int:
     if not isinstance(transitions, Mapping):
         raise UserError(
             f"DFA: transitions is a {type(transitions).__name__}, expected letter -> list of next states."

@@ -7,7 +7,6 @@ from statetrack.errors import require
 from statetrack.experiments.item import LabelledRun
 from statetrack.report.figures import COLOURS, MARKERS
 
-
 DASHES = {"[0,1]": (0, (4, 2)), "[-1,1]": "-", "": (0, (5, 1, 1, 1))}
 # The 97.5 % points of Student's t for 1, 2, ... degrees of freedom.
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
