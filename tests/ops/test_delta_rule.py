@@ -1,5 +1,6 @@
 """The delta rule: every backend against the loop that defines it, and the loop against the mathematics."""
 
+import importlib
 import math
 
 import numpy as np
@@ -146,6 +147,13 @@ def test_reference_is_a_product_of_generalised_householders():
     o, final = delta_rule(**inputs, output_final_state=True, backend="reference")
     np.testing.assert_allclose(o[0, :, 0].numpy(), np.stack(rows), atol=1e-12)
     np.testing.assert_allclose(final[0, 0].numpy(), S, atol=1e-12)
+
+
+def test_long_sequences_are_worked_off_in_segments(monkeypatch):
+    module = importlib.import_module("statetrack.ops.delta_rule.chunked")
+    monkeypatch.setattr(module, "segment_length", lambda numbers: 20)
+    inputs, options = random_inputs(T=70, n=2, gate=True, state=True), {"householders": 2}
+    assert_same(run(inputs, "chunked", **options), run(inputs, "reference", **options), rtol=1e-9, atol=1e-9)
 
 
 def test_agrees_with_the_pytorch_gated_delta_rule_of_transformers():

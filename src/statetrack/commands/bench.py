@@ -1,7 +1,7 @@
 """statetrack bench: the recurrences against what people use on a CPU, and how cost grows with length."""
 
 import datetime
-import logging
+import os
 import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ def main(arguments: Sequence[str]) -> None:
         )
     torch.set_num_threads(options.threads)
     # transformers advises against its fallback, which is what is timed here
-    logging.getLogger("transformers").setLevel(logging.ERROR)
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     report = {"machine": machine(), "comparisons": [], "growth": []}
     print(f"{report['machine']['cpu']}, {options.threads} threads, torch {torch.__version__}, float32")
     print(

@@ -44,6 +44,6 @@ def _lines(label: str, steps: int, to: TextIO) -> Report:
         nonlocal last
         if step == steps or time.monotonic() - last > 5:
             last = time.monotonic()
-            print(f"{label:<34} step {step:>5}/{steps}  loss {row['loss']:.4f}", file=to, flush=True)
+            print(f"{label:<42} step {step:>5}/{steps}  loss {row['loss']:.4f}", file=to, flush=True)
 
     return report

@@ -31,7 +31,7 @@ def runs(quick: bool = False) -> list[DemoRun]:
     # One head must flip its state; with several, training finds short-range shortcuts beside it.
     one_head = {"d_model": 32, "heads": 1, "qk_activation": "identity"}
     panels = [
-        ("Parity", "Mamba", "parity-dense", "mamba", {"d_model": 64}, 3e-3, 150 if quick else 300),
+        ("Parity", "Mamba", "parity-dense", "mamba", {"d_model": 64}, 3e-3, 260 if quick else 300),
         ("Parity", "DeltaNet", "parity-dense", "deltanet-no-conv", one_head, 1e-2, 120 if quick else 300),
         (
             "Swaps of five items (S5)",
@@ -40,7 +40,7 @@ def runs(quick: bool = False) -> list[DemoRun]:
             "deltanet-no-conv",
             {},
             1e-3,
-            130 if quick else 300,
+            240 if quick else 300,
         ),
     ]
     return [

@@ -46,8 +46,30 @@ def delta_rule_chunked(
         sequences = q.shape[0] if cu_seqlens is None else cu_seqlens.numel() - 1
         empty = q.new_zeros(sequences, q.shape[2], q.shape[3], v.shape[3])
         return v.new_zeros(*q.shape[:3], v.shape[3]), empty if state is None else state
-    layout = make_layout(q, cu_seqlens, householders)
-    return _Chunked.apply(q, k, v, beta, g, state, scale, householders, l2norm, layout)
+    options = scale, householders, l2norm
+    tokens = segment_length(q.shape[0] * q.shape[2] * max(q.shape[3], v.shape[3]) * householders)
+    if cu_seqlens is not None or q.shape[1] <= tokens:
+        layout = make_layout(q, cu_seqlens, householders)
+        return _Chunked.apply(q, k, v, beta, g, state, *options, layout)
+    return _in_segments(q, k, v, beta, g, state, options, tokens)
+
+
+def segment_length(numbers_per_token: int) -> int:
+    """Tokens worked on at a time: above some millions of numbers, fresh memory costs more than work."""
+    return max(1024, (1 << 21) // numbers_per_token)
+
+
+def _in_segments(q, k, v, beta, g, state, options, tokens: int) -> tuple[Tensor, Tensor]:
+    """The same, one stretch of time after the other, the state handed on."""
+    n = options[1]
+    gates = [None] * -(-q.shape[1] // tokens) if g is None else g.split(tokens, 1)
+    parts = zip(q.split(tokens, 1), *(x.split(tokens * n, 1) for x in (k, v, beta)), gates, strict=True)
+    outputs = []
+    for part in parts:
+        o, state = _Chunked.apply(*part, state, *options, make_layout(part[0], None, n))
+        outputs.append(o)
+    assert state is not None
+    return torch.cat(outputs, dim=1), state
 
 
 @dataclass
