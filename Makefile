@@ -25,8 +25,8 @@ test: lint types
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -q
 
 lint: setup
-	$(BIN)/ruff check
-	$(BIN)/ruff format --check --quiet
+	$(BIN)/ruff check src tests
+	$(BIN)/ruff format --check --quiet src tests
 
 types: setup
 	$(BIN)/basedpyright --level error
