@@ -36,6 +36,7 @@ class TrainingConfig:
     eps: float = 1e-8
     clip: float = 1.0  # largest gradient norm; 0 for no clipping
     train_lengths: tuple[int, int] | None = None  # shortest and longest; the task's own when None
+    train_samples: int = 0  # size of a fixed training set, the same for every seed; 0 draws fresh sequences
     precision: Literal["float32", "bfloat16"] = "float32"  # of the layers; recurrences keep float32
     log_every: int = 50
 
@@ -130,6 +131,10 @@ def _check(spec: RunSpec) -> None:
             raise UserError(f"training: {name} is {value}, expected at least {low}.")
     if not 0 <= t.warmup <= 1:
         raise UserError(f"training: warmup is {t.warmup}, expected a number from 0 to 1.")
+    if t.train_samples and t.train_samples < t.batch:
+        raise UserError(
+            f"training: train_samples is {t.train_samples}, expected 0 or at least batch = {t.batch}."
+        )
     for name in ("beta1", "beta2"):
         if not 0 <= getattr(t, name) < 1:
             raise UserError(f"training: {name} is {getattr(t, name)}, expected at least 0 and below 1.")

@@ -217,6 +217,34 @@ def test_a_loss_that_is_not_a_number_stops_the_run_with_advice(small_spec, chang
         run(change(small_spec, lr=1e30, warmup=0.0, clip=0.0), tmp_path, Options(**QUIET))
 
 
+def test_a_fixed_training_set_is_walked_through_once_per_epoch_in_another_order_for_every_seed(
+    small_spec, change
+):
+    from torch import Generator
+
+    from statetrack.training.data import training_batch
+
+    spec = change(small_spec, train_samples=12, train_lengths=(30, 30))
+
+    def epoch(seed, number):
+        run_spec = replace(spec, seed=seed)
+        batches = [training_batch(run_spec, 3 * number + i, Generator()).inputs for i in range(3)]
+        return [tuple(row) for row in torch.cat(batches).tolist()]
+
+    assert len(set(epoch(0, 0))) == 12
+    assert set(epoch(0, 0)) == set(epoch(0, 1)) == set(epoch(1, 0))
+    assert epoch(0, 0) != epoch(0, 1)
+    assert epoch(0, 0) != epoch(1, 0)
+
+
+def test_a_run_on_a_fixed_set_resumes_exactly(small_spec, change, tmp_path):
+    spec = replace(change(small_spec, train_samples=10), task=task("parity")).resolved()
+    run(spec, tmp_path / "whole", Options(**QUIET))
+    run_until(spec, tmp_path / "cut", 15)
+    run(spec, tmp_path / "cut", Options(**QUIET))
+    assert (tmp_path / "cut/metrics.jsonl").read_bytes() == (tmp_path / "whole/metrics.jsonl").read_bytes()
+
+
 def test_training_seeds_share_the_evaluation_set(small_spec):
     from torch import Generator
 

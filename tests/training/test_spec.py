@@ -86,6 +86,7 @@ def broken(**changes):
         ({"task": {"kind": "Automaton"}}, "Automaton needs"),
         ({"task__group": ";"}, "has no generators"),
         ({"seed": -1}, "seed is -1"),
+        ({"training__train_samples": 3}, "at least batch = 64"),
         ({"model__mixer__kind": "os.system"}, "is not known"),
         ({"task": "parity"}, "expected Task"),
     ],

@@ -20,6 +20,7 @@ from statetrack.layers import Model
 from statetrack.spec import RunSpec
 from statetrack.tasks import IGNORE
 from statetrack.training.checkpoint import TrainingState, checkpoints, load_latest, save_checkpoint
+from statetrack.training.data import training_batch
 from statetrack.training.evaluation import autocast, evaluate
 from statetrack.training.optimizer import learning_rate, make_optimizer
 
@@ -115,8 +116,7 @@ def _run_steps(spec: RunSpec, folder: Path, options: Options, state: TrainingSta
 def training_step(spec: RunSpec, state: TrainingState) -> None:
     """Draw a batch, take one step of AdamW, add the loss to the running sum."""
     config = spec.training
-    assert config.train_lengths is not None
-    batch = spec.task.sample(config.batch, config.train_lengths, state.generator)
+    batch = training_batch(spec, state.step, state.generator)
     with autocast(spec, batch.inputs.device):
         logits, _ = state.model(batch.inputs)
     loss = F.cross_entropy(logits.flatten(0, 1).float(), batch.targets.flatten(), ignore_index=IGNORE)
