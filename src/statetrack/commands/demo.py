@@ -34,10 +34,14 @@ def main(arguments: Sequence[str]) -> None:
     out = options.out / "quick" if options.quick and options.out == DemoOptions.out else options.out
     started, planned = time.monotonic(), runs(options.quick)
     with progress_bars([(f"{r.panel}, {r.label}", r.spec.training.steps) for r in planned]) as bar:
-        results = [
-            run(r.spec, out / r.spec.id, Options(options.device, progress=bar(i), say=_quiet))
-            for i, r in enumerate(planned)
-        ]
+        results = []
+        for i, r in enumerate(planned):
+            report = bar(i)
+            done = run(r.spec, out / r.spec.id, Options(options.device, progress=report, say=_quiet))
+            report(
+                r.spec.training.steps, done["metrics"]
+            )  # a run that was finished before says nothing itself
+            results.append(done)
     length = (planned[0].spec.training.train_lengths or (0, 0))[1]
     rows = [_row(r, done, length) for r, done in zip(planned, results, strict=True)]
     _print_table(rows, length)

@@ -38,12 +38,12 @@ def progress_bars(runs: list[tuple[str, int]], to: TextIO | None = None) -> Iter
 
 def _lines(label: str, steps: int, to: TextIO) -> Report:
     """A line every few seconds, and one at the end."""
-    last = time.monotonic()
+    last, ended = time.monotonic(), False
 
     def report(step: int, row: dict[str, Any]) -> None:
-        nonlocal last
-        if step == steps or time.monotonic() - last > 5:
-            last = time.monotonic()
+        nonlocal last, ended
+        if not ended and (step == steps or time.monotonic() - last > 5):
+            last, ended = time.monotonic(), step == steps
             print(f"{label:<42} step {step:>5}/{steps}  loss {row['loss']:.4f}", file=to, flush=True)
 
     return report

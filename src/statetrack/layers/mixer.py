@@ -1,6 +1,7 @@
 """What every mixer has in common: the layer that carries information along time."""
 
 import math
+from abc import ABC, abstractmethod
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -9,15 +10,15 @@ from torch import Tensor, nn
 from statetrack.errors import UserError
 
 
-class Mixer(nn.Module):
+class Mixer(nn.Module, ABC):
     """x (B, T, d_model) -> y (B, T, d_model), plus the state to carry on from.
 
     One `forward` serves training, prefill and decoding: feed a sequence in any pieces, hand each piece the
     state the last one returned, and the outputs are those of one pass. The state is None before the first.
     """
 
-    def forward(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
-        raise NotImplementedError  # every mixer defines it; this class only states the contract
+    @abstractmethod
+    def forward(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]: ...
 
     def place(self, layer: int, layers: int) -> None:
         """Told by the backbone, once and before training, which of its layers this is.
@@ -25,13 +26,13 @@ class Mixer(nn.Module):
         For initial weights that depend on the depth; most mixers have none.
         """
 
+    @abstractmethod
     def transition_eigenvalues(self, x: Tensor) -> Tensor:
         """The spectrum of the state transition A(x_t) that the layer uses on input x, from a fresh state.
 
         Shape (B, T, ..., n): the last axis lists the eigenvalues of one transition matrix, complex where
         they can be.
         """
-        raise NotImplementedError  # as above
 
 
 @runtime_checkable

@@ -1,5 +1,6 @@
 """What a task is: a way to draw sequences with labels. Tasks never see a model."""
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
 
@@ -17,7 +18,7 @@ class Batch(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Task:
+class Task(ABC):
     """Sequences of tokens with labels. Randomness enters through `generator`, which also sets the device.
 
     `labels` says which positions count: "dense" tasks label every position, so one long batch measures all
@@ -30,21 +31,21 @@ class Task:
     shortest: ClassVar[int] = 1
 
     @property
-    def vocab_size(self) -> int:
-        raise NotImplementedError  # every task defines these four; this class only states the contract
+    @abstractmethod
+    def vocab_size(self) -> int: ...
 
     @property
-    def n_classes(self) -> int:
-        raise NotImplementedError
+    @abstractmethod
+    def n_classes(self) -> int: ...
 
     @property
+    @abstractmethod
     def chance(self) -> float:
         """Accuracy of guessing uniformly among the possible answers."""
-        raise NotImplementedError
 
+    @abstractmethod
     def fill(self, lengths: Tensor, generator: Generator) -> Batch:
         """One sequence for each length in `lengths` (B,), padded to the longest."""
-        raise NotImplementedError
 
     def sample(self, batch: int, lengths: tuple[int, int], generator: Generator) -> Batch:
         """`batch` sequences with lengths uniform in [low, high]."""
