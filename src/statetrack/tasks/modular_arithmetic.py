@@ -1,6 +1,7 @@
 """Modular arithmetic (Sec. 5.1): what does a random expression amount to, mod 5?"""
 
 import re
+from abc import abstractmethod
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -35,8 +36,9 @@ class Arithmetic(Task):
             raise UserError(f"{type(self).__name__}: modulus is {self.modulus}, expected 2 to 64.")
 
     @property
+    @abstractmethod
     def symbols(self) -> tuple[str, ...]:
-        raise NotImplementedError  # both forms define it
+        """The tokens by id."""
 
     @property
     def digits(self) -> tuple[str, ...]:
