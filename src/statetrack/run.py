@@ -94,13 +94,13 @@ def machine(device: str) -> dict[str, str]:
     on_gpu = device != "cpu" and torch.cuda.is_available()
     return {
         "device": torch.cuda.get_device_name() if on_gpu else f"CPU, {torch.get_num_threads()} threads",
-        "processor": _processor(),
+        "processor": processor(),
         "python": platform.python_version(),
         "torch": torch.__version__,
     }
 
 
-def _processor() -> str:
+def processor() -> str:
     """The processor's name, as far as the system tells."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():

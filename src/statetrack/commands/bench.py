@@ -16,6 +16,7 @@ from statetrack.bench.measure import median_seconds, peak_bytes
 from statetrack.commands.flags import parse
 from statetrack.errors import UserError
 from statetrack.files import write_json
+from statetrack.run import processor
 
 
 @dataclass(frozen=True)
@@ -98,12 +99,7 @@ def _growth(cases: list[Case], seconds: float) -> dict[str, Any]:
 
 def machine() -> dict[str, str]:
     """Where and with what the numbers were taken."""
-    cpu = platform.processor() or platform.machine()
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        lines = info.read_text().splitlines()
-        cpu = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), cpu)
-    found = {"cpu": cpu, "python": platform.python_version(), "torch": torch.__version__}
+    found = {"cpu": processor(), "python": platform.python_version(), "torch": torch.__version__}
     for package in ("transformers", "mambapy"):
         try:
             found[package] = version(package)

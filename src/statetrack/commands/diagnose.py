@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from statetrack.commands.flags import parse
+from statetrack.commands.flags import parse, take_first
 from statetrack.errors import UserError
 from statetrack.horizon import BREAK, Diagnosis, diagnose
 from statetrack.run import load_run
@@ -22,8 +22,8 @@ class DiagnoseOptions:
 
 
 def main(arguments: Sequence[str]) -> None:
-    run = arguments[0] if arguments and not arguments[0].startswith("-") else None
-    options = parse(DiagnoseOptions, arguments[run is not None :], "statetrack diagnose RUN")
+    run, flags = take_first(arguments)
+    options = parse(DiagnoseOptions, flags, "statetrack diagnose RUN")
     if run is None:
         raise UserError("diagnose: give the folder of a finished run first.")
     if options.sequences < 8:

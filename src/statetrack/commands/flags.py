@@ -22,6 +22,13 @@ def parse(
     return tyro.cli(cls, args=list(arguments), prog=prog, config=config, **options)
 
 
+def take_first(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
+    """The word in front of the flags, or None, and the arguments without it."""
+    if arguments and not arguments[0].startswith("-"):
+        return arguments[0], list(arguments[1:])
+    return None, list(arguments)
+
+
 D = TypeVar("D", str, None)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from statetrack.commands.flags import parse
+from statetrack.commands.flags import parse, take_first
 from statetrack.errors import UserError
 from statetrack.files import write_atomically
 from statetrack.layers import DeltaNetConfig
@@ -25,8 +25,8 @@ class SpectrumOptions:
 
 
 def main(arguments: Sequence[str]) -> None:
-    run = arguments[0] if arguments and not arguments[0].startswith("-") else None
-    options = parse(SpectrumOptions, arguments[run is not None :], "statetrack plot-spectrum RUN")
+    run, flags = take_first(arguments)
+    options = parse(SpectrumOptions, flags, "statetrack plot-spectrum RUN")
     if run is None:
         raise UserError("plot-spectrum: give the folder of a finished run first.")
     if options.samples < 1:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from statetrack.commands.flags import parse
+from statetrack.commands.flags import parse, take_first
 from statetrack.errors import UserError, require
 from statetrack.experiments.item import SCALES, Item, LabelledRun, Scale
 from statetrack.experiments.registry import ITEMS, item
@@ -35,8 +35,8 @@ class ReproduceOptions:
 
 
 def main(arguments: Sequence[str]) -> None:
-    name = arguments[0] if arguments and not arguments[0].startswith("-") else None
-    options = parse(ReproduceOptions, arguments[name is not None :], "statetrack reproduce NAME")
+    name, flags = take_first(arguments)
+    options = parse(ReproduceOptions, flags, "statetrack reproduce NAME")
     if options.list:
         print(_listing())
         return

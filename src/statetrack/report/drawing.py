@@ -1,31 +1,13 @@
 """How curves look in every figure of an item: told apart in colour, in grey, and without colour vision."""
 
-import io
 from collections.abc import Sequence
 
-from statetrack.errors import require
 from statetrack.experiments.item import LabelledRun
-from statetrack.report.figures import COLOURS, MARKERS
+from statetrack.report.figures import COLOURS, MARKERS, STYLES
 
-DASHES = {"[0,1]": (0, (4, 2)), "[-1,1]": "-", "": (0, (5, 1, 1, 1))}
+DASHES = STYLES | {"": (0, (5, 1, 1, 1))}
 # The 97.5 % points of Student's t for 1, 2, ... degrees of freedom.
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
-
-
-def new_figure(width: float, height: float):
-    require("matplotlib", extra="report", for_="drawing figures")
-    from matplotlib.figure import Figure  # no pyplot: no global state, no display
-
-    return Figure(figsize=(width, height), dpi=130, layout="constrained")
-
-
-def save(figure, kind: str) -> bytes:
-    """The figure as "png" or "pdf"; no dates inside, so that equal results give equal files."""
-    buffer = io.BytesIO()
-    figure.savefig(
-        buffer, format=kind, metadata={"Software": None} if kind == "png" else {"CreationDate": None}
-    )
-    return buffer.getvalue()
 
 
 def look(run: LabelledRun, families: Sequence[str]) -> dict:

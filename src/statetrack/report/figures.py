@@ -30,21 +30,32 @@ class Panel:
     chance: float
 
 
-def accuracy_against_length(panels: Sequence[Panel], title: str) -> bytes:
-    """A PNG with one panel per task: training length dotted, chance as a thin grey line."""
+def new_figure(width: float, height: float, dpi: int = 130):
+    """An empty matplotlib figure, sizes in inches."""
     require("matplotlib", extra="report", for_="drawing figures")
     from matplotlib.figure import Figure  # no pyplot: no global state, no display
 
-    figure = Figure(figsize=(4.6 * len(panels), 3.6), dpi=150, layout="constrained")
+    return Figure(figsize=(width, height), dpi=dpi, layout="constrained")
+
+
+def save(figure, kind: str) -> bytes:
+    """The figure as "png" or "pdf"; no dates inside, so that equal results give equal files."""
+    buffer = io.BytesIO()
+    metadata = {"Software": None} if kind == "png" else {"CreationDate": None}
+    figure.savefig(buffer, format=kind, metadata=metadata)
+    return buffer.getvalue()
+
+
+def accuracy_against_length(panels: Sequence[Panel], title: str) -> bytes:
+    """A PNG with one panel per task: training length dotted, chance as a thin grey line."""
+    figure = new_figure(4.6 * len(panels), 3.6, dpi=150)
     axes = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
     models = list(dict.fromkeys(curve.model for panel in panels for curve in panel.curves))
     for axis, panel in zip(axes, panels, strict=True):
         _draw(axis, panel, models)
     axes[0].set_ylabel("accuracy at that position")
     figure.suptitle(title, fontsize=12)
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", metadata={"Software": None})
-    return buffer.getvalue()
+    return save(figure, "png")
 
 
 def _draw(axis, panel: Panel, models: Sequence[str]) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from textwrap import wrap
 
-from statetrack.report import drawing
+from statetrack.report import drawing, figures
 from statetrack.report.results import ItemResults, Result
 from statetrack.report.summary import Row, summarise
 from statetrack.report.text import scale_words
@@ -21,7 +21,7 @@ def item_figure(results: ItemResults) -> dict[str, bytes]:
         line for text in (results.item.what, scale_words(results.scale)) for line in wrap(text, columns)
     )
     figure.suptitle(title, fontsize=11)
-    return {kind: drawing.save(figure, kind) for kind in ("png", "pdf")}
+    return {kind: figures.save(figure, kind) for kind in ("png", "pdf")}
 
 
 def _curves(results: ItemResults, rows: list[Row]):
@@ -29,7 +29,7 @@ def _curves(results: ItemResults, rows: list[Row]):
     panels = list(dict.fromkeys(row.run.panel for row in rows))
     families = drawing.families_of([row.run for row in rows])
     legend_rows = -(-len({row.run.label for row in rows}) // _legend_columns(panels))
-    figure = drawing.new_figure(max(5.5, 3.6 * len(panels)), 3.7 + 0.22 * legend_rows)
+    figure = figures.new_figure(max(5.5, 3.6 * len(panels)), 3.7 + 0.22 * legend_rows)
     axes = figure.subplots(1, max(1, len(panels)), squeeze=False, sharey=True)[0]
     handles = {}
     for axis, panel in zip(axes, panels):
@@ -109,7 +109,7 @@ def _grid(results: ItemResults, rows: list[Row]):
     panels = list(dict.fromkeys(row.run.panel for row in rows))
     numbers = sorted({groups.get(row.run.family, 4) for row in rows})
     families = drawing.families_of([row.run for row in rows])
-    figure = drawing.new_figure(max(6.5, 3.3 * len(panels) + 1.8), 2.3 * max(1, len(numbers)) + 0.6)
+    figure = figures.new_figure(max(6.5, 3.3 * len(panels) + 1.8), 2.3 * max(1, len(numbers)) + 0.6)
     axes = figure.subplots(max(1, len(numbers)), max(1, len(panels)), squeeze=False, sharex=True, sharey=True)
     for line, number in enumerate(numbers):
         handles = {}
@@ -141,7 +141,7 @@ def _dots(results: ItemResults, rows: list[Row]):
     """One panel per task: seeds as small dots, our best filled, the paper's best hollow."""
     panels = list(dict.fromkeys(row.run.panel for row in rows))
     labels = list(dict.fromkeys(drawing.name(row.run) for row in rows))[::-1]
-    figure = drawing.new_figure(max(6.5, 2.9 * len(panels) + 2.0), 0.3 * len(labels) + 1.9)
+    figure = figures.new_figure(max(6.5, 2.9 * len(panels) + 2.0), 0.3 * len(labels) + 1.9)
     axes = figure.subplots(1, max(1, len(panels)), squeeze=False, sharey=True)[0]
     for axis, panel in zip(axes, panels):
         for row in (row for row in rows if row.run.panel == panel):
@@ -177,7 +177,7 @@ def learning_curves(results: ItemResults) -> bytes:
     rows = [row for row in summarise(results) if row.chosen]
     panels = list(dict.fromkeys(row.run.panel for row in rows))
     families = drawing.families_of([row.run for row in rows])
-    figure = drawing.new_figure(max(5.5, 3.6 * len(panels)), 3.6)
+    figure = figures.new_figure(max(5.5, 3.6 * len(panels)), 3.6)
     axes = figure.subplots(1, max(1, len(panels)), squeeze=False)[0]
     handles = {}
     for axis, panel in zip(axes, panels):
@@ -191,7 +191,7 @@ def learning_curves(results: ItemResults) -> bytes:
         drawing.tidy(axis)
     axes[0].set_ylabel("training loss (nats)")
     _legend(figure, handles, panels)
-    return drawing.save(figure, "png")
+    return figures.save(figure, "png")
 
 
 def _losses(result: Result) -> tuple[list[int], list[float]]:

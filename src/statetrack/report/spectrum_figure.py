@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 
-from statetrack.report import drawing
+from statetrack.report import drawing, figures
 from statetrack.report.figures import COLOURS
 from statetrack.spectrum import Spectrum
 
 
 def spectrum_figure(spectra: Sequence[Spectrum], title: str, label: str) -> bytes:
     """A PNG. The y axis is logarithmic: one flip among a hundred letters is what one looks for."""
-    figure = drawing.new_figure(max(5.0, 3.6 * len(spectra)), 3.4)
+    figure = figures.new_figure(max(5.0, 3.6 * len(spectra)), 3.4)
     axes = figure.subplots(1, len(spectra), squeeze=False, sharey=True)[0]
     edges = [-1.025 + 0.05 * i for i in range(42)]
     for axis, spectrum in zip(axes, spectra, strict=True):
@@ -24,4 +24,4 @@ def spectrum_figure(spectra: Sequence[Spectrum], title: str, label: str) -> byte
         drawing.tidy(axis)
     axes[0].set_ylabel("share of the transitions")
     figure.suptitle(title, fontsize=11)
-    return drawing.save(figure, "png")
+    return figures.save(figure, "png")

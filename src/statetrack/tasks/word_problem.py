@@ -1,6 +1,7 @@
 """Group word problems (Sec. 5.2): track the product of all elements read so far."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -73,7 +74,7 @@ class WordProblem(Task):
     def fill(self, lengths: Tensor, generator: Generator) -> Batch:
         """Sequences (B, 1 + T): BOS, then T tokens. All lengths are equal, as every position is labelled."""
         B, T, k = lengths.numel(), int(lengths[0]), self.tokens_per_element
-        allowed = torch.from_numpy(_allowed(self._group, self.inputs)).to(generator.device)
+        allowed = _allowed_on(self.group, self.inputs, generator.device)
         drawn = torch.randint(len(allowed), (B, -(-T // k)), generator=generator, device=generator.device)
         return self.label(allowed[drawn], T)
 
@@ -89,6 +90,11 @@ class WordProblem(Task):
         targets = torch.cat([torch.zeros_like(held[:, : k - 1]), held], dim=1)[:, :T]
         bos = torch.full((B, 1), self.bos, device=elements.device)
         return Batch(torch.cat([bos, inputs], 1), torch.cat([bos, targets], 1))
+
+
+@lru_cache(maxsize=16)  # asked for in every training step
+def _allowed_on(of: str, inputs: str, device: torch.device) -> Tensor:
+    return torch.from_numpy(_allowed(group(of), inputs)).to(device)
 
 
 def _allowed(of: Group, inputs: str) -> np.ndarray:

@@ -10,8 +10,6 @@ from statetrack.ops.delta_rule.triton_kernels import backward_kernel, forward_ke
 
 WIDEST = 64  # the widest head whose state and gradients fit the registers of one program
 PRECISION = "tf32x3"  # three tf32 products: float32 accuracy on tensor cores
-
-
 C = 16  # rows of a chunk: with 32 the backward no longer fits the registers (measured 2.3 times slower)
 
 
@@ -123,8 +121,7 @@ def delta_rule_forward(
 @delta_rule_forward.register_fake
 def _(q, k, v, beta, g, state, cu_seqlens, scale, n, l2norm):
     (B, T, H, K), V = q.shape, v.shape[-1]
-    sequences = B if cu_seqlens is None else cu_seqlens.numel() - 1
-    stored = B * -(-T * n // C) if cu_seqlens is None else -(-T * n // C) + sequences
+    sequences, stored, _ = _geometry(q, cu_seqlens, n)
     states = q.new_empty(stored, H, K, V, dtype=torch.float32)
     return v.new_empty(B, T, H, V), q.new_empty(sequences, H, K, V, dtype=torch.float32), states
 
