@@ -167,7 +167,7 @@ def test_demo_prints_a_table_and_writes_a_self_contained_report(tmp_path, monkey
 def test_bench_compares_with_peers_and_measures_memory(tmp_path, monkeypatch, capsys):
     import torch
 
-    import statetrack.commands.bench as bench
+    import statetrack.bench.cpu_report as bench
     from statetrack.bench.cases import DeltaRuleCase, SelectiveScanCase
 
     monkeypatch.setattr(bench, "CPU_CASES", [SelectiveScanCase(1, 16, 8, 4), DeltaRuleCase(1, 16, 1, 8)])

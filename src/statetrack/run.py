@@ -13,6 +13,7 @@ import json
 import os
 import platform
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +27,7 @@ from statetrack.files import PARTIAL, write_json
 from statetrack.layers import Model
 from statetrack.spec import RunSpec
 from statetrack.training import Diverged, Interrupted, Options, build_model, train
+from statetrack.training.loop import Running, stop_signals
 
 RESULTS = Path("results")
 
@@ -35,7 +37,18 @@ def run(spec: RunSpec, folder: Path | None = None, options: Options | None = Non
 
     The folder is results/<run_id> unless given. A folder that holds another spec is refused.
     """
-    spec, options = spec.resolved(), options or Options()
+    with stop_signals() as stop:
+        steps = running(spec, folder, options or Options(), stop)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                return end.value
+
+
+def running(spec: RunSpec, folder: Path | None, options: Options, stop: threading.Event) -> Running:
+    """`run` in steps: yields after each of them, returns the content of done.json."""
+    spec = spec.resolved()
     folder = Path(folder) if folder is not None else RESULTS / run_id(spec)
     with claim(folder):
         _check_spec(folder, spec)
@@ -48,7 +61,7 @@ def run(spec: RunSpec, folder: Path | None = None, options: Options | None = Non
         write_json(folder / "spec.json", spec.to_dict())
         started, before = time.monotonic(), _seconds_so_far(folder)
         try:
-            metrics = train(spec, folder, options)
+            metrics = yield from train(spec, folder, options, stop)
         finally:
             seconds = before + time.monotonic() - started
             with contextlib.suppress(OSError):  # a full disk must not hide what went wrong
@@ -185,9 +198,12 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, help="results folder (default: results/<run_id>)")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
     parser.add_argument("--checkpoint-seconds", type=float, default=Options.checkpoint_seconds)
+    parser.add_argument("--no-cuda-graphs", action="store_true", help="launch GPU steps kernel by kernel")
     given = parser.parse_args(arguments)
     with exit_codes():
-        options = Options(given.device, given.checkpoint_seconds, progress=print_row)
+        options = Options(
+            given.device, given.checkpoint_seconds, not given.no_cuda_graphs, progress=print_row
+        )
         done = run(RunSpec.load(given.spec), given.out, options)
         print(json.dumps(done["metrics"]))
 

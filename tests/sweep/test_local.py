@@ -111,6 +111,22 @@ def test_control_c_leaves_checkpoints_and_the_same_call_goes_on(tmp_path):
     ]
 
 
+def test_runs_that_take_turns_in_one_worker_compute_what_they_compute_alone(tmp_path):
+    """More runs than turns: the fourth begins when one of the first three has ended."""
+    alone, shared = jobs(tmp_path / "alone", 4), jobs(tmp_path / "shared", 4)
+    shared[1] = replace(shared[1], spec=replace(shared[1].spec, training=replace(TINY.training, lr=1e30)))
+    monitor = Recorder()
+    assert sweep(alone, workers=1, device="cpu") == []
+    (failure,) = sweep(shared, workers=1, device="cpu", monitor=monitor, runs_per_worker=3)
+    assert monitor.begun_with == (4, 0, 3)
+    assert failure.job.label == shared[1].label
+    for one, other in zip(alone, shared, strict=True):
+        if other.label != failure.job.label:
+            metrics = [json.loads((job.folder / "done.json").read_text())["metrics"] for job in (one, other)]
+            assert metrics[0] == metrics[1]
+            assert f"step 6 loss {metrics[0]['loss']:.4f}" in other.log.read_text()
+
+
 def test_no_worker_is_a_mistake(tmp_path):
     with pytest.raises(UserError, match="workers is 0"):
         sweep(jobs(tmp_path), workers=0)

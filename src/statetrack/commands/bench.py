@@ -1,4 +1,4 @@
-"""statetrack bench: the recurrences against what people use on a CPU, and how cost grows with length."""
+"""statetrack bench: the recurrences against what people use, on this machine's GPU or processor."""
 
 import datetime
 import os
@@ -11,21 +11,29 @@ from typing import Any
 
 import torch
 
-from statetrack.bench.cases import CPU_CASES, Case, growth_cases
-from statetrack.bench.measure import median_seconds, peak_bytes
 from statetrack.commands.flags import parse
 from statetrack.errors import UserError
 from statetrack.files import write_json
 from statetrack.run import processor
+from statetrack.training.loop import resolve_device
+
+PEERS = ("transformers", "mambapy", "triton", "flash-linear-attention", "mamba-ssm")
 
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """Forward and backward on the CPU, float32: time and peak memory as ratios to the peer, in one run."""
+    """Forward and backward of both recurrences, as ratios to the best peer in one run.
 
-    threads: int = 2
-    seconds: float = 3.0  # per comparison
-    growth: bool = True  # also time lengths from 1k to 64k
+    On a CPU in float32, with peak memory and the cost against length. On a GPU as called from Python and in a
+    CUDA graph, beside the least time the hardware allows, and whole training steps.
+    """
+
+    device: str = "auto"  # auto, cpu or cuda
+    peers: bool = True  # run the other libraries too, where they are installed
+    threads: int = 2  # on a CPU
+    seconds: float = 3.0  # per comparison on a CPU
+    growth: bool = True  # on a CPU, also time lengths from 1k to 64k
+    cold: bool = False  # on a GPU, also the first call with empty compilation caches (minutes, the peer's)
     json: Path | None = None  # write everything measured to this file
 
 
@@ -35,72 +43,33 @@ def main(arguments: Sequence[str]) -> None:
         raise UserError(
             f"bench: threads is {options.threads} and seconds {options.seconds}, expected at least 1 and 0."
         )
-    torch.set_num_threads(options.threads)
+    bench(options)
+
+
+def bench(options: BenchOptions) -> None:
+    """Measure, print, and write the JSON file if one is asked for."""
     # transformers advises against its fallback, which is what is timed here
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    report = {"machine": machine(), "comparisons": [], "growth": []}
-    print(f"{report['machine']['cpu']}, {options.threads} threads, torch {torch.__version__}, float32")
-    print(
-        f"\n{'op and shape':<34}{'ours ms':>9}{'peer ms':>9}{'faster':>8}{'ours MB':>9}{'peer MB':>9}  peer"
-    )
-    for case in CPU_CASES:
-        row = compare(case, options.seconds)
-        report["comparisons"].append(row)
-        print(_line(row))
-    if options.growth:
-        for cases in growth_cases():
-            report["growth"].append(_growth(cases, options.seconds / 3))
+    report: dict[str, Any] = {"machine": machine()}
+    if resolve_device(options.device).type == "cuda":
+        from statetrack.bench.gpu_report import gpu_report
+
+        report |= gpu_report(options.peers, options.cold)
+    else:
+        from statetrack.bench.cpu_report import cpu_report
+
+        report |= cpu_report(options.peers, options.threads, options.seconds, options.growth)
     if options.json:
         write_json(options.json, report)
         print(f"\nWritten to {options.json}")
 
 
-def compare(case: Case, seconds: float) -> dict[str, Any]:
-    """Our time and memory, the peer's, and their ratios; the peer is left out where it is not installed."""
-    contenders = [case.ours()]
-    try:
-        contenders.append(case.peer())
-    except UserError as error:
-        print(f"({error})")
-    times = median_seconds(contenders, seconds)
-    row: dict[str, Any] = {"case": case.name, "peer": case.peer_name, "ours_ms": 1e3 * times[0]}
-    row["ours_bytes"] = peak_bytes(case, "ours")
-    if len(times) > 1:
-        row |= {
-            "peer_ms": 1e3 * times[1],
-            "speedup": times[1] / times[0],
-            "peer_bytes": peak_bytes(case, "peer"),
-        }
-    return row
-
-
-def _line(row: dict[str, Any]) -> str:
-    def cell(value: float | None, width: int, text: str) -> str:
-        return f"{'-' if value is None else text.format(value):>{width}}"
-
-    ours, theirs = row["ours_bytes"], row.get("peer_bytes")
-    return (
-        f"{row['case']:<34}{row['ours_ms']:>9.1f}{cell(row.get('peer_ms'), 9, '{:.1f}')}"
-        f"{cell(row.get('speedup'), 8, '{:.1f}x')}{cell(ours and ours / 2**20, 9, '{:.0f}')}"
-        f"{cell(theirs and theirs / 2**20, 9, '{:.0f}')}  {row['peer']}"
-    )
-
-
-def _growth(cases: list[Case], seconds: float) -> dict[str, Any]:
-    """Microseconds per token against length: flat means linear cost."""
-    print(f"\n{cases[0].name.split()[0]}, {' '.join(cases[0].name.split()[3:])}, one sequence:")
-    rows = []
-    for case in cases:
-        (time,) = median_seconds([case.ours()], seconds, least=3)
-        rows.append({"T": case.T, "ms": 1e3 * time, "us_per_token": 1e6 * time / case.T})
-        print(f"  T {case.T:>6}  {1e3 * time:>9.1f} ms  {1e6 * time / case.T:>6.2f} us per token")
-    return {"op": cases[0].name, "rows": rows}
-
-
 def machine() -> dict[str, str]:
     """Where and with what the numbers were taken."""
     found = {"cpu": processor(), "python": platform.python_version(), "torch": torch.__version__}
-    for package in ("transformers", "mambapy"):
+    if torch.cuda.is_available():
+        found["gpu"] = torch.cuda.get_device_name()
+    for package in PEERS:
         try:
             found[package] = version(package)
         except PackageNotFoundError:

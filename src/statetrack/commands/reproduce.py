@@ -25,6 +25,7 @@ class ReproduceOptions:
 
     scale: Scale = "quick"  # smoke: seconds; quick: minutes; paper: the exact protocol
     workers: int = 1  # processes on this machine
+    runs_per_gpu: int = 1  # runs that each process carries out in turns, so that they share its GPU
     out: Path = Path("results/reproduce")
     only: str = ""  # only runs whose task and model contain all of these words
     seeds: int | None = None  # instead of the scale's own number
@@ -59,7 +60,8 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _check(options: ReproduceOptions) -> None:
-    for name, value in (("workers", options.workers), ("seeds", options.seeds)):
+    counts = {name: getattr(options, name) for name in ("workers", "runs_per_gpu", "seeds")}
+    for name, value in counts.items():
         if value is not None and value < 1:
             raise UserError(f"reproduce: {name} is {value}, expected at least 1.")
     if options.gpus_per_run is not None and options.gpus_per_run < 0:
@@ -87,7 +89,7 @@ def _job(run: LabelledRun, runs_folder: Path) -> Job:
 def _carry_out(jobs: list[Job], options: ReproduceOptions) -> list[Failure]:
     with display(jobs) as monitor:
         if options.ray is None:
-            return sweep(jobs, options.workers, options.device, monitor)
+            return sweep(jobs, options.workers, options.device, monitor, options.runs_per_gpu)
         from statetrack.integrations.ray import ray_sweep
 
         return ray_sweep(jobs, options.ray, options.gpus_per_run, options.device, monitor)

@@ -21,6 +21,7 @@ class TrainOptions:
     out: Path | None = None  # results folder; results/<run_id> when None
     device: str = "auto"  # auto, cpu or cuda
     checkpoint_seconds: float = 20.0  # a checkpoint at least this often
+    cuda_graphs: bool = True  # on a GPU, launch each step at once instead of kernel by kernel
     check_values: bool = False  # check beta, keys and NaN in every step (slower)
     print_spec: bool = False  # print the spec as JSON and stop
 
@@ -30,8 +31,9 @@ def main(arguments: Sequence[str]) -> None:
     if options.print_spec:
         print(json.dumps(spec.to_dict(), indent=2))
         return
+    how = Options(options.device, options.checkpoint_seconds, options.cuda_graphs, progress=print_row)
     with checked(options.check_values):
-        done = run(spec, options.out, Options(options.device, options.checkpoint_seconds, progress=print_row))
+        done = run(spec, options.out, how)
     folder = options.out or Path("results") / spec.id
     print(f"{folder}: {done['seconds']:.0f} s on {done['machine']['device']}")
 

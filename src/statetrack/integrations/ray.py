@@ -132,7 +132,7 @@ def carry_out(spec: dict[str, Any], run_id: str, device: str) -> tuple[str, Any,
 
     node = ray.get_runtime_context().get_node_id()[:12]
     folder = Path(tempfile.gettempdir()) / f"statetrack-ray-{os.getuid()}" / node / run_id
-    kind, value = run_here(spec, folder, device, None)
+    kind, value = run_here(spec, folder, device)
     files = {path.name: path.read_bytes() for path in folder.iterdir() if _comes_home(path, kind)}
     if kind == "stopped":
         raise Interrupted(f"run {run_id} was stopped; its checkpoint is kept in {folder}")

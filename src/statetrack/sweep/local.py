@@ -1,9 +1,9 @@
-"""The queue on this machine: worker processes that each carry out one run at a time."""
+"""The queue on this machine: worker processes that each carry out one run, or a few in turns."""
 
 import multiprocessing
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -22,24 +22,33 @@ from statetrack.training.loop import stop_signals
 class _Worker:
     process: BaseProcess
     connection: Any  # a Connection; its type differs by system
-    job: Job | None = None
+    jobs: dict[str, Job] = field(default_factory=dict)  # under way, by folder
 
 
 def sweep(
-    jobs: Iterable[Job], workers: int = 1, device: str = "auto", monitor: Monitor | None = None
+    jobs: Iterable[Job],
+    workers: int = 1,
+    device: str = "auto",
+    monitor: Monitor | None = None,
+    runs_per_worker: int = 1,
 ) -> list[Failure]:
     """Carry out every job that is not finished yet; return those that failed.
 
+    A worker is a process; with several GPUs they are dealt out among them. `runs_per_worker` runs share one,
+    and with it a GPU, step by step in turns.
     Ctrl-C lets each worker write its checkpoint and raises Interrupted; the same call goes on from there.
     """
     if workers < 1:
         raise UserError(f"sweep: workers is {workers}, expected at least 1.")
+    if runs_per_worker < 1:
+        raise UserError(f"sweep: runs_per_worker is {runs_per_worker}, expected at least 1.")
     monitor = monitor or Monitor()
     pending, finished = open_jobs(jobs)
-    monitor.begun(len(pending) + finished, finished, min(workers, len(pending)))
+    monitor.begun(len(pending) + finished, finished, min(workers * runs_per_worker, len(pending)))
     if not pending:
         return []
-    queue = _Queue(pending, monitor, device, max(1, torch.get_num_threads() // min(workers, len(pending))))
+    threads = max(1, torch.get_num_threads() // min(workers, len(pending)))
+    queue = _Queue(pending, monitor, device, threads, runs_per_worker)
     with stop_signals() as stop:
         try:
             queue.fill(workers)
@@ -58,11 +67,11 @@ def sweep(
 
 
 class _Queue:
-    """Jobs waiting, workers busy with one each, and what came of the rest."""
+    """Jobs waiting, workers busy with up to `at_once` each, and what came of the rest."""
 
-    def __init__(self, pending: list[Job], monitor: Monitor, device: str, threads: int):
+    def __init__(self, pending: list[Job], monitor: Monitor, device: str, threads: int, at_once: int):
         self.pending, self.monitor = deque(pending), monitor
-        self.device, self.threads = device, threads
+        self.device, self.threads, self.at_once = device, threads, at_once
         self.workers: list[_Worker] = []
         self.failures: list[Failure] = []
         self.stopped, self.stopping = 0, False
@@ -70,26 +79,27 @@ class _Queue:
 
     @property
     def busy(self) -> list[_Worker]:
-        return [worker for worker in self.workers if worker.job is not None]
+        return [worker for worker in self.workers if worker.jobs]
 
     def fill(self, workers: int) -> None:
-        """Hand a job to every idle worker, starting up to `workers` of them."""
+        """Hand out jobs, to idle workers first, starting up to `workers` of them."""
         while self.pending and not self.stopping:
-            worker = next((w for w in self.workers if w.job is None), None)
-            if worker is None:
-                if len(self.workers) >= workers:
-                    return
+            worker = min(self.workers, key=lambda w: len(w.jobs), default=None)
+            if (worker is None or worker.jobs) and len(self.workers) < workers:
                 worker = self._start()
+            if worker is None or len(worker.jobs) >= self.at_once:
+                return
             job = self.pending.popleft()
             if not (job.folder / "spec.json").exists():  # there to be read even if the run dies at once
                 write_json(job.folder / "spec.json", job.spec.to_dict())
-            worker.job = job
+            worker.jobs[str(job.folder)] = job
             self.monitor.started(job)
             worker.connection.send((job.spec.to_dict(), str(job.folder)))
 
     def _start(self) -> _Worker:
         here, there = self.context.Pipe()
-        process = self.context.Process(target=work, args=(there, self.device, self.threads), daemon=True)
+        device = _device_of(len(self.workers), self.device)
+        process = self.context.Process(target=work, args=(there, device, self.threads), daemon=True)
         process.start()
         there.close()  # ours is the only other end, so that a dead worker reads as the end of the file
         worker = _Worker(process, here)
@@ -101,15 +111,14 @@ class _Queue:
         for connection in wait([worker.connection for worker in self.busy], seconds):
             worker = next(w for w in self.workers if w.connection is connection)
             try:
-                kind, value = worker.connection.recv()
+                kind, folder, value = worker.connection.recv()
             except (EOFError, ConnectionResetError):
                 self._died(worker)
                 continue
-            assert worker.job is not None
             if kind == "step":
-                self.monitor.progress(worker.job, value)
+                self.monitor.progress(worker.jobs[folder], value)
                 continue
-            job, worker.job = worker.job, None
+            job = worker.jobs.pop(folder)
             if kind == "done":
                 self.monitor.finished(job, value)
             elif kind == "failed":
@@ -121,12 +130,12 @@ class _Queue:
         """The process is gone without a word: killed for memory, or a crash in a library."""
         worker.process.join()
         self.workers.remove(worker)
-        job, worker.job = worker.job, None
-        assert job is not None
-        if self.stopping:
-            self.stopped += 1
-        else:
-            self._fail(job, f"its process ended with code {worker.process.exitcode}")
+        for job in worker.jobs.values():
+            if self.stopping:
+                self.stopped += 1
+            else:
+                self._fail(job, f"its process ended with code {worker.process.exitcode}")
+        worker.jobs.clear()
 
     def _fail(self, job: Job, reason: str) -> None:
         failure = Failure(job, reason)
@@ -143,7 +152,7 @@ class _Queue:
     def close(self) -> None:
         """End the workers: idle ones by a word, those still busy by force."""
         for worker in self.workers:
-            if worker.job is None and worker.process.is_alive():
+            if not worker.jobs and worker.process.is_alive():
                 try:
                     worker.connection.send(None)
                 except OSError:
@@ -153,3 +162,9 @@ class _Queue:
         for worker in self.workers:
             worker.process.join()
             worker.connection.close()
+
+
+def _device_of(worker: int, device: str) -> str:
+    """Worker 0, 1, ... of several GPUs; one device is everybody's."""
+    gpus = torch.cuda.device_count() if device in ("auto", "cuda") and torch.cuda.is_available() else 0
+    return f"cuda:{worker % gpus}" if gpus > 1 else device

@@ -1,48 +1,94 @@
-"""A worker process: takes runs from its parent one by one, and tells it how they go."""
+"""A worker process: takes runs from its parent, carries them out in turns, and tells it how they go."""
 
 import contextlib
 import os
 import sys
+import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from statetrack.errors import UserError
-from statetrack.run import run
+from statetrack.run import running
 from statetrack.spec import RunSpec
 from statetrack.training import Diverged, Interrupted, Options
+from statetrack.training.loop import stop_signals
+
+Tell = Callable[[int], None]  # told the step of every line of metrics
 
 
 def work(connection: Connection, device: str, threads: int) -> None:
-    """Carry out (spec, folder) pairs until None comes. Replies: (kind, value) as in `carry_out`."""
+    """Carry out (spec, folder) pairs until None comes: all that were sent are under way at once.
+
+    Each takes one step in turn; on a GPU every run has its own stream, so their kernels overlap. Replies are
+    (kind, folder, value) with kind "step", or as `RunInTurns.advance` gives it.
+    """
     import torch
 
     # Ctrl-C in the terminal reaches the parent only, which then asks each worker once, by SIGTERM: a run that
     # hears two signals would give up without its checkpoint.
     os.setpgrp()
     torch.set_num_threads(threads)
-    with contextlib.suppress(EOFError, BrokenPipeError):
-        while (message := connection.recv()) is not None:
-            spec, folder = message
-            connection.send(carry_out(spec, Path(folder), device, connection))
+    under_way: dict[str, RunInTurns] = {}
+    with contextlib.suppress(EOFError, BrokenPipeError), stop_signals() as stop:
+        while True:
+            while not under_way or connection.poll():
+                if (message := connection.recv()) is None:
+                    return
+                spec, folder = message
+
+                def tell(step: int, folder: str = folder) -> None:
+                    # fails when the parent is gone, and then the run has no reader
+                    connection.send(("step", folder, step))
+
+                under_way[folder] = RunInTurns(spec, Path(folder), device, stop, tell)
+            for folder, run in list(under_way.items()):
+                if (outcome := run.advance()) is not None:
+                    del under_way[folder]
+                    connection.send((outcome[0], folder, outcome[1]))
 
 
-def carry_out(
-    spec: dict[str, Any], folder: Path, device: str, connection: Connection | None = None
-) -> tuple[str, Any]:
-    """("done", seconds), ("stopped", None) or ("failed", reason); ("step", step) is sent on the way."""
+def carry_out(spec: dict[str, Any], folder: Path, device: str) -> tuple[str, Any]:
+    """One run to its end, as `RunInTurns.advance` gives it."""
+    with stop_signals() as stop:
+        run = RunInTurns(spec, folder, device, stop)
+        while (outcome := run.advance()) is None:
+            pass
+    return outcome
 
-    def tell(step: int, row: dict[str, Any]) -> None:
+
+class RunInTurns:
+    """A run that goes one step at a time. What it prints, C libraries included, goes to its run.log."""
+
+    def __init__(
+        self, spec: dict[str, Any], folder: Path, device: str, stop: threading.Event, tell: Tell | None = None
+    ):
+        folder.mkdir(parents=True, exist_ok=True)
+        self.log = open(folder / "run.log", "a")  # noqa: SIM115
+        self.steps = running(RunSpec.from_dict(spec), folder, Options(device, progress=self._progress), stop)
+        self.tell = tell
+
+    def _progress(self, step: int, row: dict[str, Any]) -> None:
         print(f"step {step} loss {row['loss']:.4f}", flush=True)
-        if connection is not None:
-            connection.send(("step", step))  # fails when the parent is gone, and then the run has no reader
+        if self.tell is not None:
+            self.tell(step)
 
-    with log_to(folder / "run.log"):
+    def advance(self) -> tuple[str, Any] | None:
+        """One step. None, or how it ended: ("done", seconds), ("stopped", None) or ("failed", reason)."""
+        with _printing_to(self.log):
+            outcome = self._step()
+        if outcome is not None:
+            self.log.close()
+        return outcome
+
+    def _step(self) -> tuple[str, Any] | None:
         try:
-            done = run(RunSpec.from_dict(spec), folder, Options(device, progress=tell))
-            return "done", done["seconds"]
+            next(self.steps)
+            return None
+        except StopIteration as end:
+            return "done", end.value["seconds"]
         except Interrupted:
             return "stopped", None
         except (UserError, Diverged) as error:
@@ -56,22 +102,20 @@ def carry_out(
 
 
 @contextlib.contextmanager
-def log_to(path: Path) -> Iterator[None]:
-    """Send what this process prints, C libraries included, to the end of the file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+def _printing_to(file: TextIO) -> Iterator[None]:
+    """Send what this process prints, C libraries included, to the file."""
     sys.stdout.flush()
     sys.stderr.flush()
     saved = [os.dup(1), os.dup(2)]
-    with open(path, "a") as file:
-        for number in (1, 2):
-            os.dup2(file.fileno(), number)
-        before = sys.stdout, sys.stderr
-        sys.stdout = sys.stderr = file
-        try:
-            yield
-        finally:
-            sys.stdout, sys.stderr = before
-            file.flush()
-            for number, old in zip((1, 2), saved, strict=True):
-                os.dup2(old, number)
-                os.close(old)
+    for number in (1, 2):
+        os.dup2(file.fileno(), number)
+    before = sys.stdout, sys.stderr
+    sys.stdout = sys.stderr = file
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = before
+        file.flush()
+        for number, old in zip((1, 2), saved, strict=True):
+            os.dup2(old, number)
+            os.close(old)

@@ -9,7 +9,7 @@ from torch import Generator, Tensor
 
 from statetrack.automata.dfa import DFA
 from statetrack.errors import UserError, unknown_name
-from statetrack.tasks.task import Batch, Task
+from statetrack.tasks.task import Batch, Task, labelled_up_to
 
 WORDS = ("uniform", "live")
 PREFIXES = ("regex:", "dfa:", "group:")
@@ -69,12 +69,13 @@ class Automaton(Task):
     def chance(self) -> float:
         return 1 / len(self.dfa.reachable())
 
-    def fill(self, lengths: Tensor, generator: Generator) -> Batch:
+    def fill(self, lengths: Tensor, generator: Generator, width: int | None = None) -> Batch:
         """Sequences (B, 1 + T): BOS, then T letters. All lengths are equal, as every position is labelled."""
-        B, T, device = lengths.numel(), int(lengths[0]), generator.device
+        B, device = lengths.numel(), generator.device
+        T = int(lengths[0]) if width is None else width
         letters = torch.randint(self.bos, (B, T), generator=generator, device=device)
         if self.words == "uniform":
-            return self.label(letters)
+            return labelled_up_to(lengths, self.label(letters))
         # Below T it is the place from which the word is uniform; the other half stays live to the end.
         free_from = torch.randint(2 * T, (B,), generator=generator, device=device)
         chosen = torch.rand((B, T), generator=generator, device=device)
@@ -84,7 +85,7 @@ class Automaton(Task):
             live = tables.live[state, (chosen[:, t] * count).long().clamp(max=count - 1)]
             letters[:, t] = torch.where(t < free_from, live, letters[:, t])
             state = tables.move[letters[:, t], state]
-        return self.label(letters)
+        return labelled_up_to(lengths, self.label(letters))
 
     def label(self, letters: Tensor) -> Batch:
         """The batch of given words, (B, T) places in the alphabet: one look-up of all words per step."""

@@ -99,10 +99,11 @@ class ModularArithmetic(Arithmetic):
         drawn = super().draw_lengths(batch, (low - 1 + low % 2, high + high % 2), generator)
         return drawn - 1 + drawn % 2
 
-    def fill(self, lengths: Tensor, generator: Generator) -> Batch:
+    def fill(self, lengths: Tensor, generator: Generator, width: int | None = None) -> Batch:
         ids = {symbol: i for i, symbol in enumerate(self.symbols)}
         n = (lengths - 1) // 2  # digits of each expression
-        B, longest, device = lengths.numel(), int(n.max()), generator.device
+        B, device = lengths.numel(), generator.device
+        longest = int(n.max()) if width is None else (width - 1) // 2
         inputs = torch.empty((B, longest, 2), dtype=torch.long, device=device)
         inputs[..., 0] = ids["0"] + torch.randint(
             self.modulus, (B, longest), generator=generator, device=device
@@ -129,6 +130,8 @@ class BracketArithmetic(Arithmetic):
 
     multiplication: bool = True
 
+    drawn_without_looking = False  # how many subexpressions a level of the trees has depends on the draw
+
     @property
     def symbols(self) -> tuple[str, ...]:
         return (*self.digits, *OPERATORS, "(", ")", "=", PAD)
@@ -137,10 +140,11 @@ class BracketArithmetic(Arithmetic):
         """Uniform, but at least 5."""
         return super().draw_lengths(batch, lengths, generator).clamp(min=5)
 
-    def fill(self, lengths: Tensor, generator: Generator) -> Batch:
+    def fill(self, lengths: Tensor, generator: Generator, width: int | None = None) -> Batch:
         ids = {symbol: i for i, symbol in enumerate(self.symbols)}
         size = lengths.clamp(min=5) - 3  # of the expression
-        B, longest, device = lengths.numel(), int(size.max()), generator.device
+        B, device = lengths.numel(), generator.device
+        longest = int(size.max()) if width is None else max(width, 5) - 3
         inputs = torch.randint(self.modulus, (B, longest + 1), generator=generator, device=device)
         self._grow(inputs, size, generator)
         position = torch.arange(longest + 1, device=device)
@@ -191,7 +195,7 @@ def calculate(inputs: Tensor, symbols: tuple[str, ...], modulus: int) -> Tensor:
     row = rows[torch.where(sign, len(symbols), tokens)]
     # memory: for each expression and bracket level the pair, then for each its value, then one 0
     level = (opening.long() - closing.long()).cumsum(0)
-    B, levels = len(inputs), int(level.max()) + 1
+    B, levels = len(inputs), int(level.max()) + 1 if "(" in symbols else 1
     memory = torch.ones(2 * B * levels + 1, dtype=torch.long, device=inputs.device)
     memory[-1] = 0
     pair = torch.arange(B, device=inputs.device) * levels + level

@@ -40,8 +40,8 @@ class Parity(Task):
     def chance(self) -> float:
         return 1 / 2
 
-    def fill(self, lengths: Tensor, generator: Generator) -> Batch:
-        longest = int(lengths.max()) - 1
+    def fill(self, lengths: Tensor, generator: Generator, width: int | None = None) -> Batch:
+        longest = (int(lengths.max()) if width is None else width) - 1
         shape = (lengths.numel(), longest)
         bits = torch.randint(2, shape, generator=generator, device=generator.device)
         position = torch.arange(longest, device=generator.device)

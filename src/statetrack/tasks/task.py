@@ -29,6 +29,8 @@ class Task(ABC):
     train_lengths: ClassVar[tuple[int, int]]  # drawn uniformly, both ends included
     eval_lengths: ClassVar[tuple[int, ...]]  # where accuracy is reported, or edges of bins for "last"
     shortest: ClassVar[int] = 1
+    # Whether `fill` with a width does the same operations whatever it draws, as a CUDA graph needs it.
+    drawn_without_looking: ClassVar[bool] = True
 
     @property
     @abstractmethod
@@ -44,12 +46,18 @@ class Task(ABC):
         """Accuracy of guessing uniformly among the possible answers."""
 
     @abstractmethod
-    def fill(self, lengths: Tensor, generator: Generator) -> Batch:
-        """One sequence for each length in `lengths` (B,), padded to the longest."""
+    def fill(self, lengths: Tensor, generator: Generator, width: int | None = None) -> Batch:
+        """One sequence for each length in `lengths` (B,), padded to what a length of `width` takes.
+
+        Without a width they are padded to the longest, which on a GPU means to wait for `lengths`.
+        """
 
     def sample(self, batch: int, lengths: tuple[int, int], generator: Generator) -> Batch:
-        """`batch` sequences with lengths uniform in [low, high]."""
-        return self.fill(self.draw_lengths(batch, lengths, generator), generator)
+        """`batch` sequences with lengths uniform in [low, high]; where lengths mix, padded to `high`."""
+        known = self.labels == "last" or lengths[0] == lengths[1]
+        return self.fill(
+            self.draw_lengths(batch, lengths, generator), generator, lengths[1] if known else None
+        )
 
     def draw_lengths(self, batch: int, lengths: tuple[int, int], generator: Generator) -> Tensor:
         """Lengths (batch,), uniform in [low, high]; dense tasks give a whole batch one length."""
@@ -62,3 +70,9 @@ class Task(ABC):
         size = 1 if self.labels == "dense" else batch
         drawn = torch.randint(low, high + 1, (size,), generator=generator, device=generator.device)
         return drawn.expand(batch)
+
+
+def labelled_up_to(lengths: Tensor, batch: Batch) -> Batch:
+    """Dense labels behind a start token, without those past each sequence's length: they do not count."""
+    position = torch.arange(batch.targets.shape[1], device=batch.targets.device)
+    return Batch(batch.inputs, torch.where(position <= lengths[:, None], batch.targets, IGNORE))

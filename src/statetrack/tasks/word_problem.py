@@ -10,7 +10,7 @@ from torch import Generator, Tensor
 
 from statetrack.errors import UserError, unknown_name
 from statetrack.tasks.groups import Group, group
-from statetrack.tasks.task import Batch, Task
+from statetrack.tasks.task import Batch, Task, labelled_up_to
 
 MOVED = {"swaps": 2, "up-to-3": 3}
 INPUTS = ("all", *MOVED, "generators")
@@ -71,12 +71,13 @@ class WordProblem(Task):
     def chance(self) -> float:
         return 1 / self._group.order
 
-    def fill(self, lengths: Tensor, generator: Generator) -> Batch:
+    def fill(self, lengths: Tensor, generator: Generator, width: int | None = None) -> Batch:
         """Sequences (B, 1 + T): BOS, then T tokens. All lengths are equal, as every position is labelled."""
-        B, T, k = lengths.numel(), int(lengths[0]), self.tokens_per_element
+        B, k = lengths.numel(), self.tokens_per_element
+        T = int(lengths[0]) if width is None else width
         allowed = _allowed_on(self.group, self.inputs, generator.device)
         drawn = torch.randint(len(allowed), (B, -(-T // k)), generator=generator, device=generator.device)
-        return self.label(allowed[drawn], T)
+        return labelled_up_to(lengths, self.label(allowed[drawn], T))
 
     def label(self, elements: Tensor, T: int) -> Batch:
         """The batch of T tokens whose elements are given, (B, ceil(T / k))."""

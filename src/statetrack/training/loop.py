@@ -6,25 +6,26 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from collections.abc import Generator as Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Generator
 
 from statetrack.errors import UserError
 from statetrack.files import save_tensors, write_text
 from statetrack.layers import Model
 from statetrack.spec import RunSpec
-from statetrack.tasks import IGNORE
 from statetrack.training.checkpoint import TrainingState, checkpoints, load_latest, save_checkpoint
-from statetrack.training.data import training_batch
-from statetrack.training.evaluation import autocast, evaluate
+from statetrack.training.evaluation import evaluate
 from statetrack.training.optimizer import learning_rate, make_optimizer
+from statetrack.training.step import TrainingStep
 
 ProgressCallback = Callable[[int, dict[str, Any]], None]
+# What carries out a run step by step: it yields after each, so that several can take turns on one GPU.
+Running = Coroutine[None, None, dict[str, Any]]
 
 
 class Interrupted(Exception):
@@ -37,10 +38,11 @@ class Diverged(Exception):
 
 @dataclass
 class Options:
-    """How a run is carried out. Nothing here changes its metrics."""
+    """How a run is carried out. Nothing here changes its metrics, but for rounding."""
 
     device: str = "auto"
     checkpoint_seconds: float = 20.0
+    cuda_graphs: bool = True  # on a GPU, launch a step at once instead of kernel by kernel
     progress: ProgressCallback = lambda step, row: None  # after every log line, with its row
     say: Callable[[str], None] = print
 
@@ -67,68 +69,59 @@ def build_model(spec: RunSpec) -> Model:
         return Model(spec.model, spec.task.vocab_size, spec.task.n_classes)
 
 
-def train(spec: RunSpec, folder: Path, options: Options) -> dict[str, Any]:
-    """Train to the last step, from the newest checkpoint in `folder` if any; return the last metrics."""
-    device = resolve_device(options.device)
+def new_state(spec: RunSpec, device: torch.device) -> TrainingState:
+    """The state before the first step."""
     model = build_model(spec).to(device)
-    state = TrainingState(
+    return TrainingState(
         model,
         make_optimizer(model, spec.training),
         # a stream of its own, so that data do not depend on how many numbers the initial weights took
         Generator(device).manual_seed(spec.seed * 2_654_435_761 % 2**63 + 1),
         torch.zeros((), device=device, dtype=torch.float64),
     )
+
+
+def train(spec: RunSpec, folder: Path, options: Options, stop: threading.Event) -> Running:
+    """Train to the last step, from the newest checkpoint in `folder` if any; return the last metrics.
+
+    Yields after every step. When `stop` is set, a checkpoint is written and Interrupted raised.
+    """
+    state = new_state(spec, resolve_device(options.device))
     resumed = load_latest(folder, state, options.say)
     if not resumed and checkpoints(folder):
         options.say("No checkpoint is whole: starting from step 0.")
     metrics = MetricsFile(folder / "metrics.jsonl", state.step)
     if resumed:
         options.say(f"Going on from step {state.step} of {spec.training.steps}.")
-    with stop_signals() as stop:
-        _run_steps(spec, folder, options, state, metrics, stop)
-    save_tensors(folder / "model.safetensors", model.state_dict(), {"spec": json.dumps(spec.to_dict())})
+    step = TrainingStep(spec, state, options.say, options.cuda_graphs)
+    saved_at = time.monotonic()
+    while state.step < spec.training.steps:
+        with step.on_stream():
+            step()
+            saved_at = _after_step(spec, folder, options, state, metrics, stop, saved_at)
+        yield
+    save_tensors(folder / "model.safetensors", state.model.state_dict(), {"spec": json.dumps(spec.to_dict())})
     return metrics.rows[-1]
 
 
-def _run_steps(spec: RunSpec, folder: Path, options: Options, state: TrainingState, metrics, stop) -> None:
-    saved_at = time.monotonic()
+def _after_step(spec: RunSpec, folder: Path, options: Options, state: TrainingState, metrics, stop, saved_at):
+    """Log, evaluate, save and stop where it is time to; returns when the last checkpoint was written."""
     steps, every = spec.training.steps, spec.evaluation.eval_every
-    while state.step < steps:
-        training_step(spec, state)
-        last = state.step == steps
-        evaluates = last or (every and state.step % every == 0)
-        if evaluates or state.step % spec.training.log_every == 0:
-            row = _take_row(spec, state, metrics)
-            if evaluates:
-                row |= evaluate(state.model, spec, state.loss_sum.device)  # type: ignore[arg-type]
-            metrics.append(row)
-            options.progress(state.step, row)
-        asked = stop.is_set() and not last
-        if evaluates or asked or time.monotonic() - saved_at > options.checkpoint_seconds:
-            save_checkpoint(folder, state)
-            saved_at = time.monotonic()
-        if asked:
-            raise Interrupted(
-                f"Stopped at step {state.step} of {steps}; the same command goes on from there."
-            )
-
-
-def training_step(spec: RunSpec, state: TrainingState) -> None:
-    """Draw a batch, take one step of AdamW, add the loss to the running sum."""
-    config = spec.training
-    batch = training_batch(spec, state.step, state.generator)
-    with autocast(spec, batch.inputs.device):
-        logits, _ = state.model(batch.inputs)
-    loss = F.cross_entropy(logits.flatten(0, 1).float(), batch.targets.flatten(), ignore_index=IGNORE)
-    state.optimizer.zero_grad(set_to_none=True)
-    loss.backward()
-    if config.clip:
-        torch.nn.utils.clip_grad_norm_(state.model.parameters(), config.clip)
-    for group in state.optimizer.param_groups:
-        group["lr"] = learning_rate(state.step, config)
-    state.optimizer.step()
-    state.loss_sum += loss.detach()
-    state.step += 1
+    last = state.step == steps
+    evaluates = last or (every and state.step % every == 0)
+    if evaluates or state.step % spec.training.log_every == 0:
+        row = _take_row(spec, state, metrics)
+        if evaluates:
+            row |= evaluate(state.model, spec, state.loss_sum.device)  # type: ignore[arg-type]
+        metrics.append(row)
+        options.progress(state.step, row)
+    asked = stop.is_set() and not last
+    if evaluates or asked or time.monotonic() - saved_at > options.checkpoint_seconds:
+        save_checkpoint(folder, state)
+        saved_at = time.monotonic()
+    if asked:
+        raise Interrupted(f"Stopped at step {state.step} of {steps}; the same command goes on from there.")
+    return saved_at
 
 
 def _take_row(spec: RunSpec, state: TrainingState, metrics: "MetricsFile") -> dict[str, Any]:

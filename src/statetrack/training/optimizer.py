@@ -3,13 +3,16 @@
 import math
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from statetrack.spec import TrainingConfig
 
 
 def make_optimizer(model: nn.Module, config: TrainingConfig) -> torch.optim.AdamW:
-    """AdamW that decays weight matrices only: not norms, biases, embeddings, A_log or D."""
+    """AdamW that decays weight matrices only: not norms, biases, embeddings, A_log or D.
+
+    One kernel for all weights, and the rate a tensor beside them, so that a step never waits for the host.
+    """
     embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
     decayed, kept = [], []
     for p in model.parameters():
@@ -19,8 +22,20 @@ def make_optimizer(model: nn.Module, config: TrainingConfig) -> torch.optim.Adam
         {"params": decayed, "weight_decay": config.weight_decay},
         {"params": kept, "weight_decay": 0.0},
     ]
-    betas = (config.beta1, config.beta2)
-    return torch.optim.AdamW([g for g in groups if g["params"]], lr=config.lr, betas=betas, eps=config.eps)
+    betas, device = (config.beta1, config.beta2), decayed[0].device
+    return torch.optim.AdamW(
+        [g for g in groups if g["params"]],
+        lr=torch.tensor(config.lr, device=device),
+        betas=betas,
+        eps=config.eps,
+        fused=True,
+        capturable=device.type == "cuda",
+    )
+
+
+def learning_rates(config: TrainingConfig) -> Tensor:
+    """The rate of every step, (steps,)."""
+    return torch.tensor([learning_rate(step, config) for step in range(config.steps)])
 
 
 def learning_rate(step: int, config: TrainingConfig) -> float:

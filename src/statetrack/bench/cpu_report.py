@@ -1,0 +1,70 @@
+"""The comparison on a CPU: time and peak memory as ratios to the peer, and how cost grows with length."""
+
+from typing import Any
+
+import torch
+
+from statetrack.bench.cases import CPU_CASES, Case, growth_cases
+from statetrack.bench.measure import median_seconds, peak_bytes
+from statetrack.errors import UserError
+from statetrack.run import processor
+
+
+def cpu_report(peers: bool, threads: int, seconds: float, growth: bool) -> dict[str, Any]:
+    """Measure and print all of it, float32, forward and backward."""
+    torch.set_num_threads(threads)
+    report: dict[str, Any] = {"comparisons": [], "growth": []}
+    print(f"{processor()}, {threads} threads, torch {torch.__version__}, float32")
+    print(
+        f"\n{'op and shape':<34}{'ours ms':>9}{'peer ms':>9}{'faster':>8}{'ours MB':>9}{'peer MB':>9}  peer"
+    )
+    for case in CPU_CASES:
+        row = compare(case, seconds, peers)
+        report["comparisons"].append(row)
+        print(_line(row))
+    if growth:
+        for cases in growth_cases():
+            report["growth"].append(_growth(cases, seconds / 3))
+    return report
+
+
+def compare(case: Case, seconds: float, peers: bool = True) -> dict[str, Any]:
+    """Our time and memory, the peer's, and their ratios; the peer is left out where it is not installed."""
+    contenders = [case.ours()]
+    try:
+        contenders += [case.peer()] if peers else []
+    except UserError as error:
+        print(f"({error})")
+    times = median_seconds(contenders, seconds)
+    row: dict[str, Any] = {"case": case.name, "peer": case.peer_name, "ours_ms": 1e3 * times[0]}
+    row["ours_bytes"] = peak_bytes(case, "ours")
+    if len(times) > 1:
+        row |= {
+            "peer_ms": 1e3 * times[1],
+            "speedup": times[1] / times[0],
+            "peer_bytes": peak_bytes(case, "peer"),
+        }
+    return row
+
+
+def _line(row: dict[str, Any]) -> str:
+    def cell(value: float | None, width: int, text: str) -> str:
+        return f"{'-' if value is None else text.format(value):>{width}}"
+
+    ours, theirs = row["ours_bytes"], row.get("peer_bytes")
+    return (
+        f"{row['case']:<34}{row['ours_ms']:>9.1f}{cell(row.get('peer_ms'), 9, '{:.1f}')}"
+        f"{cell(row.get('speedup'), 8, '{:.1f}x')}{cell(ours and ours / 2**20, 9, '{:.0f}')}"
+        f"{cell(theirs and theirs / 2**20, 9, '{:.0f}')}  {row['peer']}"
+    )
+
+
+def _growth(cases: list[Case], seconds: float) -> dict[str, Any]:
+    """Microseconds per token against length: flat means linear cost."""
+    print(f"\n{cases[0].name.split()[0]}, {' '.join(cases[0].name.split()[3:])}, one sequence:")
+    rows = []
+    for case in cases:
+        (time,) = median_seconds([case.ours()], seconds, least=3)
+        rows.append({"T": case.T, "ms": 1e3 * time, "us_per_token": 1e6 * time / case.T})
+        print(f"  T {case.T:>6}  {1e3 * time:>9.1f} ms  {1e6 * time / case.T:>6.2f} us per token")
+    return {"op": cases[0].name, "rows": rows}

@@ -1,0 +1,105 @@
+"""Times on a GPU: as called from Python, inside a CUDA graph, and from a cold start."""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from functools import partial
+
+import torch
+
+from statetrack.bench.cases import Work
+from statetrack.bench.gpu_cases import Ceilings
+
+REPEATS = 20
+
+
+def seconds_from_python(work: Work) -> float:
+    """Median time of a call when calls follow each other, the device included."""
+    for _ in range(3):
+        work()
+    torch.cuda.synchronize()
+    times = []
+    for _ in range(5):
+        before = time.perf_counter()
+        for _ in range(REPEATS):
+            work()
+        torch.cuda.synchronize()
+        times.append((time.perf_counter() - before) / REPEATS)
+    return statistics.median(times)
+
+
+def seconds_in_graph(work: Work) -> float:
+    """Median time of one captured call: what the device alone takes."""
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            work()
+        stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            work()
+        for _ in range(3):
+            graph.replay()
+        times = []
+        for _ in range(REPEATS):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            graph.replay()
+            end.record()
+            end.synchronize()
+            times.append(begin.elapsed_time(end) / 1e3)
+    return statistics.median(times)
+
+
+def measured_ceilings() -> Ceilings:
+    """From a large copy and large matrix products; an SM has 16 special-function lanes to 128 others."""
+    source = torch.randn(2**28, device="cuda")
+    target = torch.empty_like(source)
+    copied = 2 * source.nbytes / seconds_in_graph(partial(_copy, target, source))
+    products = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        a, b = (torch.randn(8192, 8192, device="cuda", dtype=dtype) for _ in range(2))
+        out = torch.empty_like(a)
+        products[dtype] = 2 * 8192**3 / seconds_in_graph(partial(_multiply, a, b, out))
+    float32 = products[torch.float32]
+    return Ceilings(copied, float32, products[torch.bfloat16], float32 / 2 * 16 / 128)
+
+
+def _copy(target: torch.Tensor, source: torch.Tensor) -> None:
+    target.copy_(source)
+
+
+def _multiply(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
+    torch.mm(a, b, out=out)
+
+
+def cold_start_seconds(index: int, who: str) -> float:
+    """The first forward and backward of a GPU case in a process with empty compilation caches.
+
+    Imports and the start of the GPU are not counted: they are the same for everybody.
+    """
+    with tempfile.TemporaryDirectory() as empty:
+        environment = os.environ | {"TRITON_CACHE_DIR": empty, "PYTHONPATH": os.pathsep.join(sys.path)}
+        command = [sys.executable, "-m", "statetrack.bench.gpu_measure", json.dumps([index, who])]
+        result = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
+    return float(result.stdout.split()[-1])
+
+
+def _first_call(index: int, who: str) -> float:
+    from statetrack.bench.gpu_cases import GPU_CASES
+
+    work = getattr(GPU_CASES[index], who)()
+    torch.randn(8, 8, device="cuda") @ torch.randn(8, 8, device="cuda")
+    torch.cuda.synchronize()
+    before = time.perf_counter()
+    work()
+    torch.cuda.synchronize()
+    return time.perf_counter() - before
+
+
+if __name__ == "__main__":
+    print(_first_call(*json.loads(sys.argv[1])))

@@ -1,0 +1,100 @@
+"""The comparison on a GPU: each op against its peer and against the least time the hardware allows."""
+
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from statetrack.bench.gpu_cases import GPU_CASES, Ceilings, GpuCase
+from statetrack.bench.gpu_measure import (
+    cold_start_seconds,
+    measured_ceilings,
+    seconds_from_python,
+    seconds_in_graph,
+)
+from statetrack.bench.gpu_steps import GPU_STEPS, GpuTrainingStep, seconds_per_step
+from statetrack.errors import UserError
+
+HEAD = (
+    f"{'op and shape':<44}{'called':>9}{'peer':>9}{'ratio':>8}{'in graph':>10}{'peer':>9}{'ratio':>8}"
+    f"{'floor':>8}{'x floor':>9}   (ms)"
+)
+
+
+def gpu_report(peers: bool, cold: bool) -> dict[str, Any]:
+    """Measure and print all of it: forward and backward, milliseconds."""
+    ceilings = measured_ceilings()
+    print(
+        f"{torch.cuda.get_device_name()}, torch {torch.__version__}: "
+        f"{ceilings.bytes / 1e12:.2f} TB/s copied, "
+        f"{ceilings.float32 / 1e12:.0f} TFLOP/s float32, {ceilings.matrix / 1e12:.0f} TFLOP/s bf16 products"
+    )
+    print(f"\n{HEAD}")
+    report: dict[str, Any] = {"ceilings": asdict(ceilings), "ops": [], "steps": [], "cold": []}
+    for case in GPU_CASES:
+        report["ops"].append(_op(case, ceilings, peers))
+    print(f"\n{'training step':<44}{'ours':>9}{'peer':>9}{'ratio':>8}{'floor':>10}   (ms)")
+    for step in GPU_STEPS:
+        report["steps"].append(_step(step, ceilings, peers))
+    if cold:
+        print(f"\n{'first call, empty caches':<44}{'ours':>9}{'peer':>9}{'sooner':>8}   (s)")
+        report["cold"] = [_cold(index, peers) for index in (0, 2, 4)]
+    return report
+
+
+def _op(case: GpuCase, ceilings: Ceilings, peers: bool) -> dict[str, Any]:
+    row: dict[str, Any] = {"case": case.name, "peer": case.peer_name}
+    row["floor_ms"] = 1e3 * case.floor.seconds(ceilings)
+    row |= {"floor_bytes": case.floor.bytes, "floor_operations": case.floor.operations}
+    for who in ("ours", "peer") if peers else ("ours",):
+        try:
+            work = getattr(case, who)()
+        except UserError as error:
+            print(f"({error})")
+            continue
+        row[f"{who}_called_ms"] = 1e3 * seconds_from_python(work)
+        row[f"{who}_graph_ms"] = 1e3 * seconds_in_graph(work)
+    called, graph = (_ratio(row, kind) for kind in ("called_ms", "graph_ms"))
+    row |= {"called_ratio": called, "graph_ratio": graph}
+    cells = [("ours_called_ms", 9), ("peer_called_ms", 9), ("called_ratio", 8)]
+    cells += [("ours_graph_ms", 10), ("peer_graph_ms", 9), ("graph_ratio", 8), ("floor_ms", 8)]
+    text = "".join(_cell(row.get(name), width) for name, width in cells)
+    print(f"{case.name:<44}{text}{row['ours_graph_ms'] / row['floor_ms']:>9.1f}", flush=True)
+    return row
+
+
+def _step(step: GpuTrainingStep, ceilings: Ceilings, peers: bool) -> dict[str, Any]:
+    row: dict[str, Any] = {"case": step.name, "peer": step.peer_name}
+    row["floor_ms"] = 1e3 * step.floor.seconds(ceilings)
+    for who in ("ours", "peer") if peers else ("ours",):
+        try:
+            row[f"{who}_ms"] = 1e3 * seconds_per_step(getattr(step, who)())
+        except UserError as error:
+            print(f"({error})")
+    row["ratio"] = _ratio(row, "ms")
+    cells = [("ours_ms", 9), ("peer_ms", 9), ("ratio", 8), ("floor_ms", 10)]
+    text = "".join(_cell(row.get(name), width) for name, width in cells)
+    print(f"{step.name:<44}{text}", flush=True)
+    return row
+
+
+def _cold(index: int, peers: bool) -> dict[str, Any]:
+    case = GPU_CASES[index]
+    row: dict[str, Any] = {"case": case.name, "peer": case.peer_name}
+    for who in ("ours", "peer") if peers and case.compiles_at_first_call else ("ours",):
+        row[f"{who}_s"] = cold_start_seconds(index, who)
+    row["ratio"] = _ratio(row, "s")
+    text = "".join(
+        _cell(row.get(name), width) for name, width in (("ours_s", 9), ("peer_s", 9), ("ratio", 8))
+    )
+    print(f"{case.name:<44}{text}", flush=True)
+    return row
+
+
+def _ratio(row: dict[str, Any], kind: str) -> float | None:
+    peer = row.get(f"peer_{kind}")
+    return None if peer is None else peer / row[f"ours_{kind}"]
+
+
+def _cell(value: float | None, width: int) -> str:
+    return f"{'-' if value is None else f'{value:.3f}' if value < 10 else f'{value:.1f}':>{width}}"

@@ -1,0 +1,115 @@
+"""One step of training. On a GPU the whole of it is a CUDA graph, launched at once; elsewhere it is eager.
+
+At width 128 a step is some 150 kernels of a few microseconds each: launched one by one from Python they leave
+the GPU idle most of the time. So everything a step needs lives on the device: the random numbers of its data,
+the learning rate (a table), the count of steps, the running sum of losses.
+"""
+
+import contextlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+import torch
+import torch.nn.functional as F
+
+from statetrack.ops.checks import is_checked
+from statetrack.spec import RunSpec
+from statetrack.tasks import IGNORE, Batch
+from statetrack.training.checkpoint import TrainingState
+from statetrack.training.data import batch_length, batch_width, drawn_in_graph, training_batch
+from statetrack.training.evaluation import autocast
+from statetrack.training.optimizer import learning_rates
+
+EAGER_FIRST = 2  # steps of a width that run before it is captured: they load and compile what it needs
+
+
+class TrainingStep:
+    """Draw a batch, take one step of AdamW, add the loss to the running sum. Call it once per step."""
+
+    def __init__(self, spec: RunSpec, state: TrainingState, say: Callable[[str], None], graphs: bool = True):
+        self.spec, self.state, self.say = spec, state, say
+        self.device = state.loss_sum.device
+        self.count = torch.tensor(state.step, device=self.device)
+        self.length, self.length_there = torch.zeros_like(self.count), 0
+        self.rates = learning_rates(spec.training).to(self.device)
+        self.rate = state.optimizer.param_groups[0]["lr"]
+        for group in state.optimizer.param_groups:
+            group["lr"] = self.rate
+        self.graphs: dict[int, _Graph] = {}  # by width
+        self.seen: dict[int, int] = {}
+        self.uses_graphs = graphs and self.device.type == "cuda"
+        # of its own: a graph cannot be captured on the default one, and runs that share a GPU overlap
+        self.stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
+        if self.stream is not None:
+            self.stream.wait_stream(torch.cuda.current_stream(self.device))
+
+    def on_stream(self) -> AbstractContextManager:
+        """Where everything that touches the training state must run."""
+        return torch.cuda.stream(self.stream) if self.stream is not None else contextlib.nullcontext()
+
+    def __call__(self) -> None:
+        length = batch_length(self.spec, self.state.step)
+        width = batch_width(self.spec, length)
+        self.seen[width] = self.seen.get(width, 0) + 1
+        if self.uses_graphs and width not in self.graphs and self.seen[width] > EAGER_FIRST:
+            self._capture(width)
+        if length != self.length_there:
+            self.length.fill_(length)
+            self.length_there = length
+        if width in self.graphs:
+            self.graphs[width].replay(self)
+        else:
+            self.arithmetic(self.draw())
+        self.state.step += 1
+
+    def draw(self) -> Batch:
+        return training_batch(self.spec, self.state.step, self.state.generator, self.length)
+
+    def arithmetic(self, batch: Batch) -> None:
+        """Everything but the data; nothing here waits for the device."""
+        state, clip = self.state, self.spec.training.clip
+        with autocast(self.spec, self.device):
+            logits, _ = state.model(batch.inputs)
+        loss = F.cross_entropy(logits.flatten(0, 1).float(), batch.targets.flatten(), ignore_index=IGNORE)
+        state.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        if clip:
+            torch.nn.utils.clip_grad_norm_(state.model.parameters(), clip)
+        self.rate.copy_(self.rates[self.count])
+        state.optimizer.step()
+        state.loss_sum += loss.detach()
+        self.count += 1
+
+    def _capture(self, width: int) -> None:
+        """Record a step of this width. What cannot be recorded stays eager from then on, and that is said."""
+        reason = "values are checked in every step" if is_checked() else None
+        before = self.state.generator.get_state()
+        if reason is None:
+            try:
+                self.graphs[width] = _Graph(self)
+                return
+            except RuntimeError as error:
+                reason = str(error).strip().splitlines()[0]
+        self.uses_graphs = False
+        self.graphs.clear()
+        self.state.generator.set_state(before)
+        self.say(f"No CUDA graph, steps are launched kernel by kernel: {reason}")
+
+
+class _Graph:
+    """One captured step. Data that cannot be drawn inside are drawn before and copied to its own place."""
+
+    def __init__(self, step: TrainingStep):
+        self.batch: Batch | None = None if drawn_in_graph(step.spec) else step.draw()
+        self.first = self.batch is not None  # drawn already
+        self.graph = torch.cuda.CUDAGraph()
+        self.graph.register_generator_state(step.state.generator)
+        with torch.cuda.graph(self.graph, stream=step.stream):
+            step.arithmetic(step.draw() if self.batch is None else self.batch)
+
+    def replay(self, step: TrainingStep) -> None:
+        if self.batch is not None and not self.first:
+            for place, drawn in zip(self.batch, step.draw(), strict=True):
+                place.copy_(drawn)
+        self.first = False
+        self.graph.replay()

@@ -1,0 +1,103 @@
+"""Training on a GPU: a step as one CUDA graph is the eager step; runs resume exactly and share a GPU."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from statetrack.files import load_tensors
+from statetrack.layers import model_config
+from statetrack.ops import checked
+from statetrack.run import run
+from statetrack.spec import EvaluationConfig, RunSpec, TrainingConfig
+from statetrack.sweep import Job, sweep
+from statetrack.tasks import task
+from statetrack.training import Options
+from statetrack.training.loop import new_state
+from statetrack.training.step import TrainingStep
+
+pytestmark = pytest.mark.gpu
+
+EVALUATION = EvaluationConfig(eval_samples=64, eval_batch=64)
+TRAINING = TrainingConfig(steps=200, batch=64, log_every=20)
+SPECS = {
+    "word problem": RunSpec(task("s5-swaps"), model_config("deltanet-no-conv"), TRAINING, EVALUATION),
+    "parity, Mamba": RunSpec(task("parity"), model_config("mamba"), TRAINING, EVALUATION),
+    "arithmetic": RunSpec(task("mod-arithmetic"), model_config("deltanet", layers=2), TRAINING, EVALUATION),
+    "brackets": RunSpec(task("mod-arithmetic-brackets"), model_config("deltanet"), TRAINING, EVALUATION),
+    "several widths": RunSpec(
+        task("s5-swaps"),
+        model_config("deltanet-no-conv"),
+        replace(TRAINING, train_lengths=(8, 40)),
+        EVALUATION,
+    ),
+    "bfloat16 layers": RunSpec(
+        task("s5-swaps"), model_config("gated-deltanet"), replace(TRAINING, precision="bfloat16"), EVALUATION
+    ),
+}
+
+
+def losses(spec, graphs):
+    """The mean loss of every 20 steps, and the step that took them."""
+    step = TrainingStep(spec, new_state(spec, torch.device("cuda")), pytest.fail, graphs)
+    found = []
+    with step.on_stream():
+        for number in range(1, spec.training.steps + 1):
+            step()
+            if number % 20 == 0:
+                found.append(step.state.loss_sum.item() / 20)
+                step.state.loss_sum.zero_()
+    return torch.tensor(found), step
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_two_hundred_captured_steps_are_two_hundred_eager_steps(name):
+    spec = SPECS[name].resolved()
+    eager, _ = losses(spec, graphs=False)
+    captured, step = losses(spec, graphs=True)
+    assert len(step.graphs) == (4 if name == "several widths" else 1)
+    torch.testing.assert_close(captured, eager, rtol=1e-3, atol=1e-3)
+
+
+def test_a_run_cut_in_the_middle_ends_as_if_it_had_not_been(tmp_path):
+    spec = SPECS["word problem"].resolved()
+
+    class Stop(Exception):
+        pass
+
+    def die(step, row):
+        if step == 100:
+            raise Stop
+
+    run(spec, tmp_path / "whole", Options(say=print))
+    with pytest.raises(Stop):
+        run(spec, tmp_path / "cut", Options(checkpoint_seconds=0.0, progress=die))
+    run(spec, tmp_path / "cut", Options(say=print))
+    whole, cut = (load_tensors(tmp_path / name / "model.safetensors")[0] for name in ("whole", "cut"))
+    for name, value in whole.items():
+        torch.testing.assert_close(cut[name], value, rtol=0, atol=0)
+
+
+def test_what_cannot_be_captured_runs_eagerly_and_says_why():
+    spec, said = SPECS["word problem"].resolved(), []
+    with checked():
+        step = TrainingStep(spec, new_state(spec, torch.device("cuda")), said.append)
+        with step.on_stream():
+            for _ in range(5):
+                step()
+    assert step.graphs == {}
+    assert said == ["No CUDA graph, steps are launched kernel by kernel: values are checked in every step"]
+
+
+def test_runs_that_share_a_gpu_compute_what_they_compute_alone(tmp_path):
+    specs = [replace(SPECS["word problem"], seed=seed).resolved() for seed in range(3)]
+    jobs = {
+        name: [Job(str(spec.seed), spec, tmp_path / name / spec.id) for spec in specs]
+        for name in ("alone", "shared")
+    }
+    assert sweep(jobs["alone"], workers=1) == []
+    assert sweep(jobs["shared"], workers=1, runs_per_worker=3) == []
+    for alone, shared in zip(jobs["alone"], jobs["shared"], strict=True):
+        ours, theirs = (json.loads((job.folder / "done.json").read_text()) for job in (alone, shared))
+        assert ours["metrics"] == theirs["metrics"]

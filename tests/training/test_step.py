@@ -1,0 +1,60 @@
+"""One training step: its data, its shapes, its learning rate."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Generator
+
+from statetrack.tasks import IGNORE, TASKS, task
+from statetrack.training.data import WIDTHS, batch_length, batch_width, drawn_in_graph, training_batch
+from statetrack.training.loop import new_state
+from statetrack.training.optimizer import learning_rate
+from statetrack.training.step import TrainingStep
+
+CPU = torch.device("cpu")
+
+
+def test_a_dense_batch_is_padded_to_one_of_a_few_widths_and_not_scored_beyond_its_length(small_spec, change):
+    spec = change(small_spec, train_lengths=(3, 40))
+    widths = set()
+    for step in range(200):
+        length = batch_length(spec, step)
+        batch = training_batch(spec, step, Generator())
+        widths.add(batch.inputs.shape[1] - 1)
+        assert length <= batch.inputs.shape[1] - 1 == batch_width(spec, length)
+        assert ((batch.targets != IGNORE).sum(1) == length + 1).all()
+    assert len(widths) == WIDTHS
+    assert max(widths) == 40
+    assert {batch_length(spec, step) for step in range(600)} == set(range(3, 41))
+
+
+@pytest.mark.parametrize("name", sorted(TASKS))
+def test_the_shape_of_a_batch_does_not_depend_on_what_is_drawn(name, small_spec, change):
+    chosen = task(name)
+    spec = change(replace(small_spec, task=chosen), train_lengths=(5, 9))
+    if chosen.labels == "last":
+        shapes = {training_batch(spec, 0, Generator().manual_seed(i)).inputs.shape for i in range(50)}
+        assert len(shapes) == 1
+    assert drawn_in_graph(spec) == ("brackets" not in name)
+
+
+def test_the_rate_of_a_step_is_that_of_the_schedule(small_spec):
+    step = TrainingStep(small_spec, new_state(small_spec, CPU), print)
+    for number in range(12):
+        step()
+        for group in step.state.optimizer.param_groups:
+            assert group["lr"].item() == pytest.approx(learning_rate(number, small_spec.training), rel=1e-6)
+
+
+def test_adamw_is_the_textbook_rule(small_spec, change):
+    """One step by hand: decay, then the moments corrected for their start, which make the step lr * sign."""
+    spec = change(small_spec, clip=0.0, warmup=0.0)
+    step = TrainingStep(spec, new_state(spec, CPU), print)
+    before = {name: p.detach().clone() for name, p in step.state.model.named_parameters()}
+    step()
+    lr, eps = spec.training.lr, spec.training.eps
+    for name, p in step.state.model.named_parameters():
+        decayed = spec.training.weight_decay if p.ndim >= 2 and "embedding" not in name else 0.0
+        expected = before[name] * (1 - lr * decayed) - lr * p.grad / (p.grad.abs() + eps)
+        torch.testing.assert_close(p.detach(), expected, rtol=1e-5, atol=1e-7)
