@@ -1,5 +1,6 @@
 """statetrack reproduce: one table or figure of the paper, ours next to theirs."""
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +28,7 @@ class ReproduceOptions:
     workers: int = 1  # processes on this machine
     runs_per_gpu: int = 1  # runs that each process carries out in turns, so that they share its GPU
     out: Path = Path("results/reproduce")
-    only: str = ""  # only runs whose task and model contain all of these words
+    only: str = ""  # only runs whose name contains all of these words, e.g. "parity mamba 'lr 0.001'"
     seeds: int | None = None  # instead of the scale's own number
     device: str = "auto"  # auto, cpu or cuda
     ray: str | None = None  # address of a Ray cluster ("auto", "host:port") to run on instead of here
@@ -73,17 +74,24 @@ def _check(options: ReproduceOptions) -> None:
 
 
 def _selected(runs: list[LabelledRun], only: str) -> list[LabelledRun]:
-    words = only.lower().split()
-    found = [run for run in runs if all(w in f"{run.panel} {run.label}".lower() for w in words)]
+    """The runs whose full name holds every word, or quoted phrase, of `only`."""
+    try:
+        words = shlex.split(only.lower())
+    except ValueError as error:
+        raise UserError(f"reproduce: --only {only!r} cannot be read: {error}.") from error
+    found = [run for run in runs if all(word in _name(run).lower() for word in words)]
     if not found:
-        labels = sorted({f"{run.panel} / {run.label}" for run in runs})
+        labels = sorted({f"{run.panel}: {run.label}" for run in runs})
         raise UserError(f"reproduce: --only {only!r} matches no run. There are: {'; '.join(labels)}.")
     return found
 
 
+def _name(run: LabelledRun) -> str:
+    return f"{run.panel}: {run.label}, lr {run.spec.training.lr:g}, seed {run.spec.seed}"
+
+
 def _job(run: LabelledRun, runs_folder: Path) -> Job:
-    label = f"{run.panel}: {run.label}, lr {run.spec.training.lr:g}, seed {run.spec.seed}"
-    return Job(label, run.spec, runs_folder / run.id)
+    return Job(_name(run), run.spec, runs_folder / run.id)
 
 
 def _carry_out(jobs: list[Job], options: ReproduceOptions) -> list[Failure]:

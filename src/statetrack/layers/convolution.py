@@ -1,23 +1,28 @@
-"""The short causal convolution that DeltaNet and Mamba put in front of their recurrence."""
+"""The short causal convolution that DeltaNet, Mamba and xLSTM put in front of their recurrence."""
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+
+from statetrack.ops import short_convolution
 
 
 class ShortConvolution(nn.Conv1d):
-    """Each channel filtered over its last `width` values: y_t = sum_i w_i x_{t-width+1+i}.
+    """Each channel filtered over its last `width` values, then SiLU where asked for (`silu`).
 
-    Channels first, (B, C, T); the state holds the last width - 1 inputs, (B, C, width - 1).
+    Time before channels, (B, T, C); the state holds the last width - 1 inputs, (B, C, width - 1). A Conv1d
+    for its parameters' names and initial values.
     """
 
     def __init__(self, channels: int, width: int, bias: bool):
         super().__init__(channels, channels, width, groups=channels, bias=bias)
 
-    def forward(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+    def forward(  # type: ignore[override]
+        self, x: Tensor, state: Tensor | None = None, *, silu: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        y = short_convolution(x, self.weight[:, 0], self.bias, silu=silu, initial_state=state)
         past = self.kernel_size[0] - 1
-        if state is None:
-            x = F.pad(x, (past, 0))
-        else:
-            x = torch.cat([state.to(x.dtype), x], dim=-1)
-        return super().forward(x), x[..., x.shape[-1] - past :]
+        kept = x[:, max(0, x.shape[1] - past) :].mT
+        if kept.shape[-1] < past:  # a short sequence keeps some of what came before it
+            before = x.new_zeros(x.shape[0], x.shape[2], past) if state is None else state.to(x.dtype)
+            kept = torch.cat([before[..., kept.shape[-1] :], kept], dim=-1)
+        return y, kept

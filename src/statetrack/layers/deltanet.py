@@ -119,11 +119,16 @@ class DeltaNet(Mixer):
         convolution = None
         if self.convolutions is not None:
             past = (None, None, None) if state is None or state.convolution is None else state.convolution
-            filtered = [f(y.mT, p) for f, y, p in zip(self.convolutions, (q, k, v), past, strict=True)]
-            q, k, v = (y.mT for y, _ in filtered)
+            fused = (self.config.qk_activation == "silu",) * 2 + (True,)
+            each = zip(self.convolutions, (q, k, v), past, fused, strict=True)
+            filtered = [convolve(y, p, silu=silu) for convolve, y, p, silu in each]
+            q, k, v = (y for y, _ in filtered)
             convolution = tuple(p for _, p in filtered)
-        activation = ACTIVATIONS[self.config.qk_activation]
-        q, k, v = activation(q), activation(k), F.silu(v)
+        else:
+            v = F.silu(v)
+        if self.convolutions is None or self.config.qk_activation != "silu":
+            activation = ACTIVATIONS[self.config.qk_activation]
+            q, k = activation(q), activation(k)
         # (B, T, n H D) -> (B, T n, H, D): a token's Householder factors follow each other in time
         q = q.unflatten(-1, (self.heads, self.K))
         k = k.unflatten(-1, (-1, self.heads, self.K)).flatten(1, 2)

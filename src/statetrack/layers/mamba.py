@@ -88,11 +88,11 @@ class Mamba(Mixer):
 
     def _controls(self, x: Tensor, state: MambaState | None):
         """What the scan is driven by: u, z, delta (B, D, T), delta without its bias; B, C (B, N, T)."""
-        u, z = self.in_proj(x).mT.chunk(2, dim=1)
-        u, convolution = self.conv1d(u, None if state is None else state.convolution)
-        u = F.silu(u)
-        dt, B, C = self.x_proj(u.mT).mT.split([self.dt_rank, self.config.d_state, self.config.d_state], dim=1)
-        return u, z, self.dt_proj.weight @ dt, B, C, convolution
+        u, z = self.in_proj(x).chunk(2, dim=-1)
+        u, convolution = self.conv1d(u, None if state is None else state.convolution, silu=True)
+        dt, B, C = self.x_proj(u).split([self.dt_rank, self.config.d_state, self.config.d_state], dim=-1)
+        delta = F.linear(dt, self.dt_proj.weight)
+        return u.mT, z.mT, delta.mT, B.mT, C.mT, convolution
 
     @torch.no_grad()
     def transition_eigenvalues(self, x: Tensor) -> Tensor:

@@ -81,8 +81,7 @@ class MLSTM(Mixer):
     def _controls(self, x: Tensor, state: MLSTMState | None):
         """q, k, v (B, T, H, K); i, f (B, T, H); the branches beside the memory c, z (B, T, width)."""
         u, z = self.to_up(x).chunk(2, dim=-1)
-        c, convolution = self.convolution(u.mT, None if state is None else state.convolution)
-        c = F.silu(c.mT)
+        c, convolution = self.convolution(u, None if state is None else state.convolution, silu=True)
         q, k, v = self.to_q(c), self.to_k(c), self.to_v(u)
         qkv = torch.cat([q, k, v], dim=-1)
         i, f = at_least_float32(self.to_i(qkv)), at_least_float32(self.to_f(qkv))

@@ -82,8 +82,7 @@ class SLSTM(Mixer):
         """The gates i, f, z, o without what h_{t-1} adds to them, (B, T, H, 4, D)."""
         c, convolution = x, None
         if self.convolution is not None:
-            c, convolution = self.convolution(x.mT, None if state is None else state.convolution)
-            c = F.silu(c.mT)
+            c, convolution = self.convolution(x, None if state is None else state.convolution, silu=True)
         gates = (self.to_i(c), self.to_f(c), self.to_z(x), self.to_o(x))
         heads = torch.stack([at_least_float32(g).unflatten(-1, (self.config.heads, -1)) for g in gates], -2)
         return heads + self.bias, convolution

@@ -20,6 +20,7 @@ from statetrack.ops.checks import checked
 from statetrack.ops.delta_rule import delta_rule
 from statetrack.ops.mlstm import mlstm
 from statetrack.ops.selective_scan import selective_scan
+from statetrack.ops.short_convolution import short_convolution
 from statetrack.ops.slstm import slstm
 
-__all__ = ["checked", "delta_rule", "mlstm", "selective_scan", "slstm"]
+__all__ = ["checked", "delta_rule", "mlstm", "selective_scan", "short_convolution", "slstm"]

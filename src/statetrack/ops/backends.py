@@ -52,7 +52,7 @@ def pick_backend(
         if reason := refusal(backend):
             raise UserError(f'{op}: backend "{backend}" cannot run this: {reason}. Use backend="auto".')
         return loaders[backend]()
-    for name in PREFERENCE.get(device.type, ("chunked",)):
+    for name in (*PREFERENCE.get(device.type, ("chunked",)), "reference"):
         if name in loaders and not refusal(name):
             return loaders[name]()
     raise UserError(f"{op}: no backend runs on {device}; the op has {', '.join(loaders)}.")

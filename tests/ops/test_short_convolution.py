@@ -1,0 +1,100 @@
+"""The short convolution: both backends are one function, forward and every gradient."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from statetrack.errors import UserError
+from statetrack.ops import short_convolution
+
+
+def inputs(B=2, T=21, C=70, width=4, bias=True, dtype=torch.float32, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(B, T, C, generator=generator).to(dtype)
+    weight = torch.randn(C, width, generator=generator)
+    return [x, weight, torch.randn(C, generator=generator) if bias else None]
+
+
+def outcome(given, **options):
+    """The output and every gradient for a fixed random loss."""
+    leaves = [None if x is None else x.clone().requires_grad_() for x in given]
+    y = short_convolution(*leaves, **options)
+    weights = torch.randn(y.shape, generator=torch.Generator().manual_seed(1))
+    (y.float() * weights).sum().backward()
+    return [y.detach()] + [x.grad for x in leaves if x is not None]
+
+
+def test_each_output_is_a_sum_over_the_last_values():
+    x, weight, bias = inputs(T=9)
+    y = short_convolution(x, weight, bias, backend="reference")
+    for t in range(9):
+        expected = bias + sum(weight[:, i] * x[:, t - 3 + i] for i in range(4) if t - 3 + i >= 0)
+        torch.testing.assert_close(y[:, t], expected)
+
+
+@pytest.mark.parametrize("silu", [False, True])
+@pytest.mark.parametrize("shape", [{}, {"T": 1}, {"T": 2, "bias": False}, {"T": 33, "C": 3, "width": 3}])
+def test_triton_matches_the_reference(shape, silu):
+    given = inputs(**shape)
+    for ours, theirs in zip(
+        outcome(given, silu=silu, backend="triton"),
+        outcome(given, silu=silu, backend="reference"),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_triton_takes_half_precision_and_strided_views():
+    wide = torch.randn(2, 20, 140).half()
+    given = [wide[..., 70:], *inputs()[1:]]
+    ours = outcome(given, silu=True, backend="triton")
+    theirs = outcome([given[0].float(), *given[1:]], silu=True, backend="reference")
+    assert ours[0].dtype == torch.float16
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a.float(), b, rtol=1e-2, atol=1e-2)
+
+
+def test_two_halves_with_the_carried_past_are_one_pass():
+    x, weight, bias = inputs()
+    whole = short_convolution(x, weight, bias, silu=True)
+    first = short_convolution(x[:, :10], weight, bias, silu=True)
+    second = short_convolution(x[:, 10:], weight, bias, silu=True, initial_state=x[:, 7:10].mT)
+    torch.testing.assert_close(torch.cat([first, second], 1), whole)
+
+
+def test_the_ops_pass_the_checks_of_torch_library():
+    from statetrack.ops.short_convolution import triton_backend  # noqa: F401
+
+    x, weight, bias = (y.requires_grad_() for y in inputs(T=5, C=8))
+    op = torch.ops.statetrack.short_convolution.default
+    torch.library.opcheck(op, (x, weight, bias, True))
+
+
+def test_second_derivatives_are_refused():
+    x, weight, bias = (y.requires_grad_() for y in inputs(T=5, C=8))
+    y = short_convolution(x, weight, bias, backend="triton")
+    with pytest.raises(RuntimeError, match="no second derivatives"):
+        torch.autograd.grad(y.square().sum(), x, create_graph=True)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"x": torch.ones(3, 4)}, "expected \\(batch, time, channels\\)"),
+        ({"weight": torch.ones(5, 4)}, "weight has shape"),
+        ({"initial_state": torch.ones(2, 70, 4), "backend": "reference"}, "initial_state has shape"),
+        ({"initial_state": torch.ones(2, 70, 3), "backend": "triton"}, "begins from a state"),
+    ],
+)
+def test_wrong_inputs_are_explained(change, message):
+    x, weight, bias = inputs()
+    given = {"x": x, "weight": weight, "bias": bias} | change
+    with pytest.raises(UserError, match=message):
+        short_convolution(**given)
+
+
+def test_silu_of_the_sum_is_the_silu_of_pytorch():
+    x, weight, bias = inputs()
+    torch.testing.assert_close(
+        short_convolution(x, weight, bias, silu=True), F.silu(short_convolution(x, weight, bias))
+    )
