@@ -196,8 +196,7 @@ def calculate(inputs: Tensor, symbols: tuple[str, ...], modulus: int) -> Tensor:
     # memory: for each expression and bracket level the pair, then for each its value, then one 0
     level = (opening.long() - closing.long()).cumsum(0)
     B, levels = len(inputs), int(level.max()) + 1 if "(" in symbols else 1
-    memory = torch.ones(2 * B * levels + 1, dtype=torch.long, device=inputs.device)
-    memory[-1] = 0
+    memory = F.pad(torch.ones(2 * B * levels, dtype=torch.long, device=inputs.device), (0, 1))
     pair = torch.arange(B, device=inputs.device) * levels + level
     value = pair + B * levels
     # where a symbol's row begins in the table; a closing bracket has none, the value inside gives its row

@@ -87,7 +87,7 @@ class WordProblem(Task):
         inputs[:, :, 0] = elements
         inputs = inputs.flatten(1)[:, :T]
         # position i shows the product of the elements at positions <= i - (k - 1)
-        held = products.repeat_interleave(k, dim=1)
+        held = products[:, :, None].expand(-1, -1, k).flatten(1)
         targets = torch.cat([torch.zeros_like(held[:, : k - 1]), held], dim=1)[:, :T]
         bos = torch.full((B, 1), self.bos, device=elements.device)
         return Batch(torch.cat([bos, inputs], 1), torch.cat([bos, targets], 1))

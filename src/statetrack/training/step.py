@@ -29,8 +29,8 @@ class TrainingStep:
     def __init__(self, spec: RunSpec, state: TrainingState, say: Callable[[str], None], graphs: bool = True):
         self.spec, self.state, self.say = spec, state, say
         self.device = state.loss_sum.device
-        self.count = torch.tensor(state.step, device=self.device)
-        self.length, self.length_there = torch.zeros_like(self.count), 0
+        self.count = torch.tensor([state.step], device=self.device)
+        self.length, self.length_there = torch.zeros((), dtype=torch.long, device=self.device), 0
         self.rates = learning_rates(spec.training).to(self.device)
         self.rate = state.optimizer.param_groups[0]["lr"]
         for group in state.optimizer.param_groups:
@@ -75,7 +75,7 @@ class TrainingStep:
         loss.backward()
         if clip:
             torch.nn.utils.clip_grad_norm_(state.model.parameters(), clip)
-        self.rate.copy_(self.rates[self.count])
+        self.rate.copy_(self.rates.index_select(0, self.count).squeeze())
         state.optimizer.step()
         state.loss_sum += loss.detach()
         self.count += 1
@@ -89,10 +89,12 @@ class TrainingStep:
                 self.graphs[width] = _Graph(self)
                 return
             except RuntimeError as error:
-                reason = str(error).strip().splitlines()[0]
+                reason = _first_line(error)
+                # a generator that a failed capture has touched draws no more
+                self.state.generator = torch.Generator(self.device)
+                self.state.generator.set_state(before)
         self.uses_graphs = False
         self.graphs.clear()
-        self.state.generator.set_state(before)
         self.say(f"No CUDA graph, steps are launched kernel by kernel: {reason}")
 
 
@@ -113,3 +115,10 @@ class _Graph:
                 place.copy_(drawn)
         self.first = False
         self.graph.replay()
+
+
+def _first_line(error: BaseException) -> str:
+    """What went wrong first: leaving a broken capture raises an error of its own."""
+    while error.__context__ is not None:
+        error = error.__context__
+    return str(error).strip().partition("\n")[0]
