@@ -44,7 +44,7 @@ def test_word_problems_are_trained_as_in_appendix_e2(paper):
     for run in paper["fig-s5"] + paper["fig-z60"]:
         t, e = run.spec.training, run.spec.evaluation
         assert (t.steps, t.batch, t.lr, t.weight_decay, t.clip) == (312_500, 512, 1e-4, 0.01, 1.0)
-        assert (t.schedule, t.warmup, t.precision) == ("constant", 0.0, "float32")
+        assert (t.schedule, t.warmup, t.precision) == ("constant", 0.0, "bfloat16")
         k = run.spec.task.tokens_per_element
         assert t.train_lengths == ((64, 64) if k > 1 else (32, 32))
         assert (e.eval_samples, e.eval_lengths[-1]) == (40_000, 500)

@@ -3,7 +3,16 @@
 from dataclasses import replace
 
 from statetrack.experiments.item import Claim, Item, LabelledRun, NamedModel, Published, Scale, check_scale
-from statetrack.experiments.word_problems import EVALUATION, PROTOCOL, Size, grid, models, smoke_models
+from statetrack.experiments.word_problems import (
+    EVALUATION,
+    PAPER_TRAINING,
+    PRECISION,
+    PROTOCOL,
+    Size,
+    grid,
+    models,
+    smoke_models,
+)
 
 SWAPS, THREE, TOKENS, ALL = "S5, swaps", "S5, up to 3 points", "S5, 4 tokens", "S5"
 PANELS = {SWAPS: "s5-swaps", THREE: "s5-up-to-3", TOKENS: "s5-4-tokens", ALL: "s5"}
@@ -46,7 +55,7 @@ SIZES: dict[str, dict[str, Size]] = {
     "smoke": dict.fromkeys(PANELS, _SMOKE),
     "quick": dict.fromkeys(PANELS, _QUICK)
     | {SWAPS: replace(_QUICK, training=replace(_QUICK.training, steps=300), longest=500, seeds=2)},
-    "paper": dict.fromkeys(PANELS, Size(PROTOCOL, EVALUATION, longest=500, seeds=3)),
+    "paper": dict.fromkeys(PANELS, Size(PAPER_TRAINING, EVALUATION, longest=500, seeds=3)),
 }
 QUICK_MODELS = {
     SWAPS: (
@@ -84,7 +93,7 @@ DIFFERENCES = {
         "up to 500 for swaps and 256 for the others.",
         *_ALWAYS,
     ),
-    "paper": _ALWAYS,
+    "paper": (PRECISION, *_ALWAYS),
 }
 
 

@@ -21,6 +21,9 @@ PROTOCOL = TrainingConfig(
     clip=1.0,
     log_every=500,
 )
+# The paper does not say; the kernels its authors used take bfloat16. Recurrences keep float32.
+PAPER_TRAINING = replace(PROTOCOL, precision="bfloat16")
+PRECISION = "Layers in bfloat16, recurrences in float32 (the paper does not say)."
 EVALUATION = EvaluationConfig(eval_samples=40_000, eval_batch=500)
 
 
