@@ -1,5 +1,6 @@
 """The one way to pick a backend: a name, or "auto" for the fastest that serves the tensor's device."""
 
+import functools
 import importlib.util
 import os
 from collections.abc import Callable, Mapping
@@ -14,9 +15,14 @@ NAMES = ("auto", "reference", "chunked", "native", "triton")
 PREFERENCE = {"cuda": ("triton", "chunked"), "cpu": ("native", "chunked")}
 
 
+@functools.cache  # looking costs as much as a small kernel
+def _triton_is_there() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
 def no_triton(tensor: Tensor) -> str | None:
     """Why no Triton kernel can take this tensor, or None."""
-    if importlib.util.find_spec("triton") is None:
+    if not _triton_is_there():
         return "triton is not installed"
     if not tensor.is_cuda and os.environ.get("TRITON_INTERPRET") != "1":
         return f"the inputs are on {tensor.device}, not on a GPU"
