@@ -54,7 +54,7 @@ class GpuDeltaRule:
     d: int
     dtype: torch.dtype = torch.float32
 
-    peer_name, compiles_at_first_call = "flash-linear-attention", True
+    peer_name = "flash-linear-attention"
 
     @property
     def name(self) -> str:
@@ -109,7 +109,7 @@ class GpuSelectiveScan:
     N: int
     dtype: torch.dtype = torch.float32
 
-    peer_name, compiles_at_first_call = "mamba-ssm", False  # the peer was compiled when it was installed
+    peer_name = "mamba-ssm"
 
     @property
     def name(self) -> str:

@@ -13,6 +13,7 @@ import torch
 
 from statetrack.bench.cases import Work
 from statetrack.bench.gpu_cases import Ceilings
+from statetrack.errors import UserError
 
 REPEATS = 20
 
@@ -85,7 +86,10 @@ def cold_start_seconds(index: int, who: str) -> float:
     with tempfile.TemporaryDirectory() as empty:
         environment = os.environ | {"TRITON_CACHE_DIR": empty, "PYTHONPATH": os.pathsep.join(sys.path)}
         command = [sys.executable, "-m", "statetrack.bench.gpu_measure", json.dumps([index, who])]
-        result = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
+        result = subprocess.run(command, capture_output=True, text=True, env=environment)
+    if result.returncode:
+        last = (result.stderr.strip().splitlines() or ["no message"])[-1]
+        raise UserError(f"the first call of {who} failed in a process of its own: {last}")
     return float(result.stdout.split()[-1])
 
 
