@@ -15,7 +15,7 @@ setup: $(READY)
 
 # Everything goes through constraints.txt: a free resolve of torch downloads gigabytes. torch comes first, so
 # that no other package's requirement is resolved before its pin is in place.
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml constraints.txt setup.py $(wildcard src/statetrack/ops/native/*.[ch]*)
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt setuptools torch
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
@@ -35,4 +35,4 @@ bench: setup
 	$(BIN)/statetrack bench
 
 clean:
-	rm -rf .venv build src/*.egg-info
+	rm -rf .venv build src/*.egg-info src/statetrack/ops/native/*.so

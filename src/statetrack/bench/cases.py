@@ -35,9 +35,14 @@ class DeltaRuleCase:
         beta = 2 * torch.rand(shape[:3], generator=generator)
         return [x.requires_grad_() for x in (q, k, v, beta)], do
 
-    def ours(self) -> Work:
+    def ours(self, backend: str = "auto") -> Work:
         (q, k, v, beta), do = self._inputs()
-        return lambda: delta_rule(q, k, v, beta, use_qk_l2norm_in_kernel=True)[0].backward(do)
+
+        def work() -> None:
+            o, _ = delta_rule(q, k, v, beta, use_qk_l2norm_in_kernel=True, backend=backend)
+            o.backward(do)
+
+        return work
 
     def peer(self) -> Work:
         name = "transformers.models.qwen3_next.modeling_qwen3_next"
@@ -73,11 +78,13 @@ class SelectiveScanCase:
         D = torch.ones(self.D)
         return [x.requires_grad_() for x in (u, delta, A, B, C, D)], dy
 
-    def ours(self) -> Work:
+    def ours(self, backend: str = "auto") -> Work:
         (u, delta, A, B, C, D), dy = self._inputs()
 
         def work() -> None:
-            y = selective_scan(u.mT, delta.mT, A, B.mT, C.mT, D, eigenvalues=self.eigenvalues)
+            y = selective_scan(
+                u.mT, delta.mT, A, B.mT, C.mT, D, eigenvalues=self.eigenvalues, backend=backend
+            )
             assert isinstance(y, Tensor)
             y.backward(dy.mT)
 

@@ -1,4 +1,8 @@
-"""The comparison on a CPU: time and peak memory as ratios to the peer, and how cost grows with length."""
+"""The comparison on a CPU: time and peak memory as ratios to the peer, and how cost grows with length.
+
+Ours is what `backend="auto"` takes, the native kernels where they were built; "chunked", the plain PyTorch
+backend, is timed beside it.
+"""
 
 from typing import Any
 
@@ -7,6 +11,7 @@ import torch
 from statetrack.bench.cases import CPU_CASES, Case, growth_cases
 from statetrack.bench.measure import median_seconds, peak_bytes
 from statetrack.errors import UserError
+from statetrack.ops.native import library
 from statetrack.run import processor
 
 
@@ -15,9 +20,11 @@ def cpu_report(peers: bool, threads: int, seconds: float, growth: bool) -> dict[
     torch.set_num_threads(threads)
     report: dict[str, Any] = {"comparisons": [], "growth": []}
     print(f"{processor()}, {threads} threads, torch {torch.__version__}, float32")
-    print(
-        f"\n{'op and shape':<34}{'ours ms':>9}{'peer ms':>9}{'faster':>8}{'ours MB':>9}{'peer MB':>9}  peer"
+    print(f"native kernels: {library.ABSENT or library.INSTRUCTIONS}")
+    columns = (
+        f"{'ours':>9}{'chunked':>9}{'peer ms':>9}{'faster':>8}{'chunked':>9}{'ours MB':>9}{'peer MB':>9}"
     )
+    print(f"\n{'op and shape':<34}{columns}  peer")
     for case in CPU_CASES:
         row = compare(case, seconds, peers)
         report["comparisons"].append(row)
@@ -29,19 +36,20 @@ def cpu_report(peers: bool, threads: int, seconds: float, growth: bool) -> dict[
 
 
 def compare(case: Case, seconds: float, peers: bool = True) -> dict[str, Any]:
-    """Our time and memory, the peer's, and their ratios; the peer is left out where it is not installed."""
-    contenders = [case.ours()]
+    """Our times and memory, the peer's, and their ratios; the peer is left out where it is not installed."""
+    contenders = [case.ours(), case.ours("chunked")]
     try:
         contenders += [case.peer()] if peers else []
     except UserError as error:
         print(f"({error})")
     times = median_seconds(contenders, seconds)
-    row: dict[str, Any] = {"case": case.name, "peer": case.peer_name, "ours_ms": 1e3 * times[0]}
-    row["ours_bytes"] = peak_bytes(case, "ours")
-    if len(times) > 1:
+    row: dict[str, Any] = {"case": case.name, "peer": case.peer_name}
+    row |= {"ours_ms": 1e3 * times[0], "chunked_ms": 1e3 * times[1], "ours_bytes": peak_bytes(case, "ours")}
+    if len(times) > 2:
         row |= {
-            "peer_ms": 1e3 * times[1],
-            "speedup": times[1] / times[0],
+            "peer_ms": 1e3 * times[2],
+            "speedup": times[2] / times[0],
+            "chunked_speedup": times[2] / times[1],
             "peer_bytes": peak_bytes(case, "peer"),
         }
     return row
@@ -53,8 +61,9 @@ def _line(row: dict[str, Any]) -> str:
 
     ours, theirs = row["ours_bytes"], row.get("peer_bytes")
     return (
-        f"{row['case']:<34}{row['ours_ms']:>9.1f}{cell(row.get('peer_ms'), 9, '{:.1f}')}"
-        f"{cell(row.get('speedup'), 8, '{:.1f}x')}{cell(ours and ours / 2**20, 9, '{:.0f}')}"
+        f"{row['case']:<34}{row['ours_ms']:>9.1f}{row['chunked_ms']:>9.1f}"
+        f"{cell(row.get('peer_ms'), 9, '{:.1f}')}{cell(row.get('speedup'), 8, '{:.1f}x')}"
+        f"{cell(row.get('chunked_speedup'), 9, '{:.1f}x')}{cell(ours and ours / 2**20, 9, '{:.0f}')}"
         f"{cell(theirs and theirs / 2**20, 9, '{:.0f}')}  {row['peer']}"
     )
 

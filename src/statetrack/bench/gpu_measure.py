@@ -1,11 +1,6 @@
-"""Times on a GPU: as called from Python, inside a CUDA graph, and from a cold start."""
+"""Times on a GPU: the first call, calls from Python, and inside a CUDA graph."""
 
-import json
-import os
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
 from functools import partial
 
@@ -13,9 +8,17 @@ import torch
 
 from statetrack.bench.cases import Work
 from statetrack.bench.gpu_cases import Ceilings
-from statetrack.errors import UserError
 
 REPEATS = 20
+
+
+def first_call_seconds(work: Work) -> float:
+    """Compilation and tuning included, as far as no cache holds them."""
+    torch.cuda.synchronize()
+    before = time.perf_counter()
+    work()
+    torch.cuda.synchronize()
+    return time.perf_counter() - before
 
 
 def seconds_from_python(work: Work) -> float:
@@ -57,8 +60,8 @@ def seconds_in_graph(work: Work) -> float:
 
 
 def measured_ceilings() -> Ceilings:
-    """From a large copy and large matrix products; an SM has 16 special-function lanes to 128 others."""
-    source = torch.randn(2**28, device="cuda")
+    """From one large read and write and large matrix products; an SM has 16 special-function lanes to 128."""
+    source = torch.randn(2**30, device="cuda")
     target = torch.empty_like(source)
     copied = 2 * source.nbytes / seconds_in_graph(partial(_copy, target, source))
     products = {}
@@ -71,39 +74,8 @@ def measured_ceilings() -> Ceilings:
 
 
 def _copy(target: torch.Tensor, source: torch.Tensor) -> None:
-    target.copy_(source)
+    torch.add(source, 1.0, out=target)
 
 
 def _multiply(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
     torch.mm(a, b, out=out)
-
-
-def cold_start_seconds(index: int, who: str) -> float:
-    """The first forward and backward of a GPU case in a process with empty compilation caches.
-
-    Imports and the start of the GPU are not counted: they are the same for everybody.
-    """
-    with tempfile.TemporaryDirectory() as empty:
-        environment = os.environ | {"TRITON_CACHE_DIR": empty, "PYTHONPATH": os.pathsep.join(sys.path)}
-        command = [sys.executable, "-m", "statetrack.bench.gpu_measure", json.dumps([index, who])]
-        result = subprocess.run(command, capture_output=True, text=True, env=environment)
-    if result.returncode:
-        last = (result.stderr.strip().splitlines() or ["no message"])[-1]
-        raise UserError(f"the first call of {who} failed in a process of its own: {last}")
-    return float(result.stdout.split()[-1])
-
-
-def _first_call(index: int, who: str) -> float:
-    from statetrack.bench.gpu_cases import GPU_CASES
-
-    work = getattr(GPU_CASES[index], who)()
-    torch.randn(8, 8, device="cuda") @ torch.randn(8, 8, device="cuda")
-    torch.cuda.synchronize()
-    before = time.perf_counter()
-    work()
-    torch.cuda.synchronize()
-    return time.perf_counter() - before
-
-
-if __name__ == "__main__":
-    print(_first_call(*json.loads(sys.argv[1])))

@@ -7,7 +7,7 @@ import torch
 
 from statetrack.bench.gpu_cases import GPU_CASES, Ceilings, GpuCase
 from statetrack.bench.gpu_measure import (
-    cold_start_seconds,
+    first_call_seconds,
     measured_ceilings,
     seconds_from_python,
     seconds_in_graph,
@@ -15,14 +15,13 @@ from statetrack.bench.gpu_measure import (
 from statetrack.bench.gpu_steps import GPU_STEPS, GpuTrainingStep, seconds_per_step
 from statetrack.errors import UserError
 
-COLD_CASES = (0, 2)  # the delta rule: mamba-ssm is compiled when it is installed, which takes minutes
 HEAD = (
     f"{'op and shape':<44}{'called':>9}{'peer':>9}{'ratio':>8}{'in graph':>10}{'peer':>9}{'ratio':>8}"
     f"{'floor':>8}{'x floor':>9}   (ms)"
 )
 
 
-def gpu_report(peers: bool, cold: bool) -> dict[str, Any]:
+def gpu_report(peers: bool) -> dict[str, Any]:
     """Measure and print all of it: forward and backward, milliseconds."""
     ceilings = measured_ceilings()
     print(
@@ -31,15 +30,16 @@ def gpu_report(peers: bool, cold: bool) -> dict[str, Any]:
         f"{ceilings.float32 / 1e12:.0f} TFLOP/s float32, {ceilings.matrix / 1e12:.0f} TFLOP/s bf16 products"
     )
     print(f"\n{HEAD}")
-    report: dict[str, Any] = {"ceilings": asdict(ceilings), "ops": [], "steps": [], "cold": []}
+    report: dict[str, Any] = {"ceilings": asdict(ceilings), "ops": [], "steps": []}
     for case in GPU_CASES:
         report["ops"].append(_op(case, ceilings, peers))
     print(f"\n{'training step':<44}{'ours':>9}{'peer':>9}{'ratio':>8}{'floor':>10}   (ms)")
     for step in GPU_STEPS:
         report["steps"].append(_step(step, ceilings, peers))
-    if cold:
-        print(f"\n{'first call, empty caches':<44}{'ours':>9}{'peer':>9}{'sooner':>8}   (s)")
-        report["cold"] = [_cold(index, peers) for index in COLD_CASES]
+    print(f"\n{'first call of a shape':<44}{'ours':>9}{'peer':>9}{'ratio':>8}   (s)")
+    for row in report["ops"]:
+        cells = [("ours_first_s", 9), ("peer_first_s", 9), ("first_ratio", 8)]
+        print(f"{row['case']:<44}" + "".join(_cell(row.get(name), width) for name, width in cells))
     return report
 
 
@@ -53,10 +53,11 @@ def _op(case: GpuCase, ceilings: Ceilings, peers: bool) -> dict[str, Any]:
         except UserError as error:
             print(f"({error})")
             continue
+        row[f"{who}_first_s"] = first_call_seconds(work)
         row[f"{who}_called_ms"] = 1e3 * seconds_from_python(work)
         row[f"{who}_graph_ms"] = 1e3 * seconds_in_graph(work)
-    called, graph = (_ratio(row, kind) for kind in ("called_ms", "graph_ms"))
-    row |= {"called_ratio": called, "graph_ratio": graph}
+    for kind, unit in (("called", "ms"), ("graph", "ms"), ("first", "s")):
+        row[f"{kind}_ratio"] = _ratio(row, f"{kind}_{unit}")
     cells = [("ours_called_ms", 9), ("peer_called_ms", 9), ("called_ratio", 8)]
     cells += [("ours_graph_ms", 10), ("peer_graph_ms", 9), ("graph_ratio", 8), ("floor_ms", 8)]
     text = "".join(_cell(row.get(name), width) for name, width in cells)
@@ -76,22 +77,6 @@ def _step(step: GpuTrainingStep, ceilings: Ceilings, peers: bool) -> dict[str, A
     cells = [("ours_ms", 9), ("peer_ms", 9), ("ratio", 8), ("floor_ms", 10)]
     text = "".join(_cell(row.get(name), width) for name, width in cells)
     print(f"{step.name:<44}{text}", flush=True)
-    return row
-
-
-def _cold(index: int, peers: bool) -> dict[str, Any]:
-    case = GPU_CASES[index]
-    row: dict[str, Any] = {"case": case.name, "peer": case.peer_name}
-    for who in ("ours", "peer") if peers else ("ours",):
-        try:
-            row[f"{who}_s"] = cold_start_seconds(index, who)
-        except UserError as error:
-            print(f"({error})")
-    row["ratio"] = _ratio(row, "s")
-    text = "".join(
-        _cell(row.get(name), width) for name, width in (("ours_s", 9), ("peer_s", 9), ("ratio", 8))
-    )
-    print(f"{case.name:<44}{text}", flush=True)
     return row
 
 

@@ -3,6 +3,7 @@
 import datetime
 import os
 import platform
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -33,7 +34,9 @@ class BenchOptions:
     threads: int = 2  # on a CPU
     seconds: float = 3.0  # per comparison on a CPU
     growth: bool = True  # on a CPU, also time lengths from 1k to 64k
-    cold: bool = False  # on a GPU, also the first call with empty compilation caches (minutes, the peer's)
+    cold: bool = (
+        False  # on a GPU, with an empty Triton cache: first calls compile and tune (minutes for peers)
+    )
     json: Path | None = None  # write everything measured to this file
 
 
@@ -50,11 +53,14 @@ def bench(options: BenchOptions) -> None:
     """Measure, print, and write the JSON file if one is asked for."""
     # transformers advises against its fallback, which is what is timed here
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    report: dict[str, Any] = {"machine": machine()}
+    report: dict[str, Any] = {"machine": machine(), "cold": options.cold}
     if resolve_device(options.device).type == "cuda":
         from statetrack.bench.gpu_report import gpu_report
 
-        report |= gpu_report(options.peers, options.cold)
+        with tempfile.TemporaryDirectory() as empty:
+            if options.cold:
+                os.environ["TRITON_CACHE_DIR"] = empty
+            report |= gpu_report(options.peers)
     else:
         from statetrack.bench.cpu_report import cpu_report
 

@@ -26,7 +26,12 @@ def checked(on: bool = True) -> Iterator[None]:
 
 
 def is_checked() -> bool:
-    """Whether values are checked: set by `checked()`, else by the environment variable STATETRACK_CHECKED."""
+    """Whether values are checked: set by `checked()`, else by the environment variable STATETRACK_CHECKED.
+
+    Never in code that torch.compile traces: looking at values would cut its graph in two.
+    """
+    if torch.compiler.is_compiling():
+        return False
     on = _checked.get()
     return os.environ.get("STATETRACK_CHECKED", "0") not in ("", "0") if on is None else on
 

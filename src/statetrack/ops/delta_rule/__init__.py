@@ -1,5 +1,6 @@
 """The delta rule: products of generalised Householder matrices, with eigenvalues in [-1, 1]."""
 
+import contextlib
 import itertools
 
 import torch
@@ -28,20 +29,33 @@ def _triton():
     return delta_rule_triton
 
 
-# A backend is a function with the arguments of `delta_rule_reference`. A native CPU backend registers
-# here under "native", the name `auto` already prefers.
-BACKENDS = {"reference": _reference, "chunked": _chunked, "triton": _triton}
+def _native():
+    from statetrack.ops.delta_rule.native import delta_rule_native
+
+    return delta_rule_native
+
+
+# A backend is a function with the arguments of `delta_rule_reference`.
+DOES_MORE = ("delta_rule_triton",)  # takes logits of beta, and leaves out last states nobody asked for
+BACKENDS = {"reference": _reference, "chunked": _chunked, "native": _native, "triton": _triton}
 
 
 def _triton_refuses(q: Tensor, v: Tensor) -> str | None:
     """Why the Triton kernels cannot take these inputs, or None."""
     if reason := no_triton(q):
         return reason
-    from statetrack.ops.delta_rule.triton_backend import WIDEST
+    from statetrack.ops.delta_rule.triton_plan import WIDEST
 
     if max(q.shape[-1], v.shape[-1]) > WIDEST:
         return f"heads are {q.shape[-1]} and {v.shape[-1]} wide, more than {WIDEST}"
     return "float64 is not offered there" if q.dtype == torch.float64 else None
+
+
+def _native_refuses(q: Tensor, v: Tensor) -> str | None:
+    """Why the native kernels cannot take these inputs, or None."""
+    from statetrack.ops.delta_rule.native import refuses
+
+    return refuses(q, v)
 
 
 def delta_rule(
@@ -57,6 +71,7 @@ def delta_rule(
     output_final_state: bool = False,
     use_qk_l2norm_in_kernel: bool = False,
     cu_seqlens: Tensor | None = None,
+    beta_from_logits: float | None = None,
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor | None]:
     """Apply the delta rule along time. Equation and shapes: `reference.delta_rule_reference`.
@@ -66,13 +81,21 @@ def delta_rule(
     `cu_seqlens` (N + 1 offsets in tokens, B = 1) packs N sequences into one row.
     Keys need unit norm for the eigenvalues to stay in [-1, 1]: pass them normalised, or set
     `use_qk_l2norm_in_kernel`, which also spares low-precision keys a rounding after normalisation.
+    With `beta_from_logits` = s, `beta` holds logits x and the rule runs with s sigmoid(x), in float32.
     """
     _check(q, k, v, beta, g, householders, initial_state, cu_seqlens)
     if checks.is_checked():
-        _check_values(q, k, v, beta, g, initial_state, use_qk_l2norm_in_kernel)
-    run = pick_backend("delta_rule", backend, q.device, BACKENDS, {"triton": lambda: _triton_refuses(q, v)})
+        _check_values(q, k, v, beta, g, initial_state, use_qk_l2norm_in_kernel, beta_from_logits)
+    refusals = {"triton": lambda: _triton_refuses(q, v), "native": lambda: _native_refuses(q, v)}
+    run = pick_backend("delta_rule", backend, q.device, BACKENDS, refusals)
+    inside = {}
+    if run.__name__ in DOES_MORE:
+        inside = {"beta_from_logits": beta_from_logits, "final": output_final_state}
+    elif beta_from_logits is not None:
+        beta = beta_from_logits * torch.sigmoid(beta.to(torch.promote_types(beta.dtype, torch.float32)))
     # Autocast would run the products inside in half precision.
-    with torch.autocast(q.device.type, enabled=False):
+    autocast = torch.is_autocast_enabled(q.device.type)
+    with torch.autocast(q.device.type, enabled=False) if autocast else contextlib.nullcontext():
         o, final_state = run(
             q,
             k,
@@ -84,6 +107,7 @@ def delta_rule(
             householders=householders,
             l2norm=use_qk_l2norm_in_kernel,
             cu_seqlens=cu_seqlens,
+            **inside,
         )
     return o.to(v.dtype), final_state if output_final_state else None
 
@@ -139,10 +163,13 @@ def _check_cu_seqlens(cu_seqlens: Tensor, B: int, T: int) -> int:
     return cu_seqlens.numel() - 1
 
 
-def _check_values(q, k, v, beta, g, initial_state, l2norm) -> None:
+def _check_values(q, k, v, beta, g, initial_state, l2norm, logits) -> None:
     op = "delta_rule"
     checks.check_finite(op, q=q, k=k, v=v, initial_state=initial_state)
-    checks.check_range(op, "beta", beta, 0.0, 2.0, "Use sigmoid for [0,1], 2 * sigmoid for [-1,1].")
+    if logits is None:
+        checks.check_range(op, "beta", beta, 0.0, 2.0, "Use sigmoid for [0,1], 2 * sigmoid for [-1,1].")
+    else:
+        checks.check_finite(op, beta=beta)
     if g is not None:
         checks.check_range(op, "g", g, -float("inf"), 0.0, "g is the logarithm of a decay in [0, 1].")
     if not l2norm:

@@ -1,16 +1,48 @@
-"""The Triton backend of the delta rule: `torch.library` ops around two kernels, for heads up to 64 wide."""
+"""The Triton backend of the delta rule: two `torch.library` ops, forward and backward, around the kernels.
 
-from typing import Any
+They are defined through `Library`, not `custom_op`: its checks cost more time per call than a small kernel.
+"""
+
+import functools
 
 import torch
 from torch import Tensor
 
 from statetrack.ops.delta_rule.reference import floor_decay
-from statetrack.ops.delta_rule.triton_kernels import backward_kernel, forward_kernel
+from statetrack.ops.delta_rule.triton_chunk_kernels import (
+    gradients_kernel,
+    outputs_kernel,
+    prepare_back_kernel,
+    prepare_kernel,
+    sweep_back_kernel,
+    sweep_kernel,
+)
+from statetrack.ops.delta_rule.triton_kernels import fused_back_kernel, fused_kernel
+from statetrack.ops.delta_rule.triton_launch import launch
+from statetrack.ops.delta_rule.triton_plan import Plan, constants, make_plan
+from statetrack.ops.derivatives import first_derivative_only
 
-WIDEST = 64  # the widest head whose state and gradients fit the registers of one program
-PRECISION = "tf32x3"  # three tf32 products: float32 accuracy on tensor cores
-C = 16  # rows of a chunk: with 32 the backward no longer fits the registers (measured 2.3 times slower)
+_KERNELS = {
+    "fused": fused_kernel,
+    "fused_back": fused_back_kernel,
+    "prepare": prepare_kernel,
+    "sweep": sweep_kernel,
+    "outputs": outputs_kernel,
+    "prepare_back": prepare_back_kernel,
+    "sweep_back": sweep_back_kernel,
+    "gradients": gradients_kernel,
+}
+_LIBRARY = torch.library.Library("statetrack", "FRAGMENT")
+_SHARED = "Tensor q, Tensor k, Tensor v, Tensor beta, Tensor? g, Tensor? state, Tensor? cu_seqlens"
+_OPTIONS = "float scale, int n, bool l2norm, float sigmoid"
+_LIBRARY.define(
+    f"delta_rule_forward({_SHARED}, {_OPTIONS}, bool save, bool want_final) -> Tensor[]",
+    tags=torch.Tag.pt2_compliant_tag,
+)
+_LIBRARY.define(
+    f"delta_rule_backward({_SHARED}, Tensor[] kept, Tensor dout, Tensor? dfinal, {_OPTIONS}) -> Tensor[]",
+    tags=torch.Tag.pt2_compliant_tag,
+)
 
 
 def delta_rule_triton(
@@ -25,175 +57,203 @@ def delta_rule_triton(
     householders: int,
     l2norm: bool,
     cu_seqlens: Tensor | None,
-) -> tuple[Tensor, Tensor]:
+    beta_from_logits: float | None = None,
+    final: bool = True,
+) -> tuple[Tensor, Tensor | None]:
     """Same arguments and results as `delta_rule_reference`; outputs come in the dtype of v."""
     if q.numel() == 0 or v.numel() == 0:
         from statetrack.ops.delta_rule.chunked import delta_rule_chunked
 
-        return delta_rule_chunked(
-            q,
-            k,
-            v,
-            beta,
-            g,
-            state,
-            scale=scale,
-            householders=householders,
-            l2norm=l2norm,
-            cu_seqlens=cu_seqlens,
-        )
+        rest = {"scale": scale, "householders": householders, "l2norm": l2norm, "cu_seqlens": cu_seqlens}
+        return delta_rule_chunked(q, k, v, beta, g, state, **rest)
+    if not q.dtype == k.dtype == v.dtype:
+        dtype = torch.promote_types(torch.promote_types(q.dtype, k.dtype), v.dtype)
+        q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
     g = None if g is None else floor_decay(g.float())
-    o, final, _ = delta_rule_forward(q, k, v, beta, g, state, cu_seqlens, scale, householders, l2norm)
-    return o, final
+    options = scale, householders, l2norm, beta_from_logits or 0.0
+    inputs = q, k, v, beta, g, state, cu_seqlens
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs):
+        return _DeltaRule.apply(*inputs, options, final)
+    o, S, *_ = torch.ops.statetrack.delta_rule_forward(*inputs, *options, False, final)
+    return o, S if final else None
 
 
-def _geometry(q: Tensor, cu_seqlens: Tensor | None, n: int):
-    """Sequences, stored states, and the index of every packed sequence's first one."""
-    B, T = q.shape[:2]
-    if cu_seqlens is None:
-        return B, B * -(-T * n // C), q.new_empty(0, dtype=torch.int32)
-    sequences = cu_seqlens.numel() - 1
-    chunks = (cu_seqlens.diff() * n + C - 1) // C
-    # an upper bound that needs no look at the device: each sequence wastes less than one chunk
-    return sequences, -(-T * n // C) + sequences, (chunks.cumsum(0) - chunks).int()
+class _DeltaRule(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, beta, g, state, cu_seqlens, options, final):
+        o, S, *kept = torch.ops.statetrack.delta_rule_forward(
+            q, k, v, beta, g, state, cu_seqlens, *options, True, final
+        )
+        ctx.save_for_backward(q, k, v, beta, g, state, cu_seqlens, *kept)
+        ctx.options = options
+        ctx.set_materialize_grads(False)
+        return o, S if final else None
+
+    @staticmethod
+    @first_derivative_only
+    def backward(ctx, dout, dfinal):
+        q, k, v, beta, g, state, cu_seqlens, *kept = ctx.saved_tensors
+        if dout is None:
+            dout = v.new_zeros(*q.shape[:-1], v.shape[-1])
+        dq, dk, dv, dbeta, dg, dstate = torch.ops.statetrack.delta_rule_backward(
+            q, k, v, beta, g, state, cu_seqlens, kept, dout, dfinal, *ctx.options
+        )
+        dg, dstate = dg if g is not None else None, dstate if state is not None else None
+        return dq, dk, dv, dbeta, dg, dstate, None, None, None
 
 
-def _block(width: int) -> int:
-    """The power of two that holds a width; tensor cores take no less than 16."""
-    return max(16, 1 << (width - 1).bit_length())
+def _plan(q, v, g, state, cu_seqlens, n: int) -> tuple[Plan, int, int]:
+    """The plan, the number of sequences, and of chunks (an upper bound where they are packed)."""
+    B, T, H, K = q.shape
+    sequences = B if cu_seqlens is None else cu_seqlens.numel() - 1
+    plain = g is None and state is None and cu_seqlens is None
+    # torch.compile may ask with symbols for sizes, which no cache can hold; widths are numbers in any case
+    steps, programs = T * n, sequences * H
+    plan_for = make_plan if isinstance(steps, int) and isinstance(programs, int) else make_plan.__wrapped__
+    plan = plan_for(int(K), int(v.shape[-1]), steps, programs, q.dtype, plain)
+    chunks = B * -(-T * n // plan.C)
+    # needs no look at the device: each packed sequence wastes less than one chunk
+    return plan, sequences, chunks if cu_seqlens is None else chunks + sequences
 
 
-def _constants(
-    q: Tensor, v: Tensor, g: Tensor | None, cu_seqlens: Tensor | None, n: int, l2norm: bool
-) -> dict[str, Any]:
-    K, V = q.shape[-1], v.shape[-1]
-    return {
-        "C": C,
-        "K": K,
-        "V": V,
-        "BK": _block(K),
-        "BV": _block(V),
-        "n": n,
-        "GATED": g is not None,
-        "PACKED": cu_seqlens is not None,
-        "L2NORM": l2norm,
-        "PRECISION": PRECISION,
-    }
+@functools.lru_cache(maxsize=4096)
+def _constants(plan: Plan, kernel: str, shape: tuple[int, int, int], flags: tuple) -> tuple:
+    return constants(plan, kernel, _KERNELS[kernel].arg_names, shape, dict(flags))
 
 
-def _launch(programs: int, constants: dict) -> dict[str, Any]:
-    """One warp per program where programs fill the GPU and the state is small, four elsewhere (measured)."""
-    small = max(constants["BK"], constants["BV"]) <= 32
-    return {"num_warps": 1 if programs >= 1024 and small else 4}
+class _Call:
+    """What the launches of one call share: plan, shape and options."""
+
+    def __init__(self, q, v, g, state, cu_seqlens, n, l2norm, sigmoid):
+        self.plan, self.sequences, self.chunks = _plan(q, v, g, state, cu_seqlens, n)
+        _, self.T, self.H, K = q.shape
+        self.shape = K, v.shape[-1], n
+        self.flags = (
+            ("GATED", g is not None),
+            ("PACKED", cu_seqlens is not None),
+            ("L2NORM", l2norm),
+            ("LOGITS", sigmoid != 0.0),
+            ("SIGMOID", sigmoid),
+        )
+
+    def run(self, kernel: str, grid: tuple[int, int], *tensors: Tensor, scale=None, **flags: bool) -> None:
+        known = _constants(self.plan, kernel, self.shape, (*self.flags, *flags.items()))
+        numbers = (self.T, self.H) if scale is None else (self.T, self.H, scale)
+        launch(_KERNELS[kernel], grid, tensors, numbers, known, getattr(self.plan, kernel).warps)
+
+    def sweep_grid(self, kernel: str) -> tuple[int, int]:
+        return -(-self.shape[1] // getattr(self.plan, kernel).slice), self.sequences * self.H
 
 
-@torch.library.custom_op("statetrack::delta_rule_forward", mutates_args=())
-def delta_rule_forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    beta: Tensor,
-    g: Tensor | None,
-    state: Tensor | None,
-    cu_seqlens: Tensor | None,
-    scale: float,
-    n: int,
-    l2norm: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Outputs, last states, and the state entering every chunk."""
+def _results(
+    q, k, v, beta, g, state, cu_seqlens, scale, n, l2norm, sigmoid, save, want_final
+) -> list[Tensor]:
+    """Empty tensors for outputs, last states, and what the backward reads: A, M, norms, E, states."""
     (B, T, H, K), V = q.shape, v.shape[-1]
-    sequences, stored, chunk_of = _geometry(q, cu_seqlens, n)
-    q, k, v, beta = (x.contiguous() for x in (q, k, v, beta))
-    g = g.contiguous() if g is not None else beta
-    out = v.new_empty(B, T, H, V)
-    final = q.new_empty(sequences, H, K, V, dtype=torch.float32)
-    states = q.new_empty(stored, H, K, V, dtype=torch.float32)
-    constants = _constants(q, v, None if g is beta else g, cu_seqlens, n, l2norm)
-    constants |= {"STATE": state is not None, "SAVE": True}
-    forward_kernel[(sequences * H,)](
-        q, k, v, beta, g, final if state is None else state.contiguous(), out, final, states,
-        beta if cu_seqlens is None else cu_seqlens, chunk_of, T, H, scale,
-        **constants, **_launch(sequences * H, constants),
-    )  # fmt: skip
-    return out, final, states
+    plan, sequences, chunks = _plan(q, v, g, state, cu_seqlens, n)
+    C, empty, kept, fused = plan.C, q.new_empty, plan.dtype, plan.fused is not None
+    save = save or plan.outputs is not None
+    stored = chunks if save and not (fused and T * n <= C) else 0
+    return [
+        v.new_empty(B, T, H, V),
+        empty((sequences, H, K, V) if want_final else (0,), dtype=torch.float32),
+        empty((chunks, H, C, C), dtype=torch.float32),
+        empty((0,) if fused else (chunks, H, C, C), dtype=kept),
+        empty((0,) if fused else (chunks, H, 2, C), dtype=torch.float32),
+        empty(v.shape if save or not fused else (0,), dtype=kept),
+        empty((stored, H, K, V), dtype=kept),
+    ]
 
 
-@delta_rule_forward.register_fake
-def _(q, k, v, beta, g, state, cu_seqlens, scale, n, l2norm):
-    (B, T, H, K), V = q.shape, v.shape[-1]
-    sequences, stored, _ = _geometry(q, cu_seqlens, n)
-    states = q.new_empty(stored, H, K, V, dtype=torch.float32)
-    return v.new_empty(B, T, H, V), q.new_empty(sequences, H, K, V, dtype=torch.float32), states
+def _tables(cu_seqlens: Tensor, chunks: int, C: int, n: int) -> tuple[Tensor, Tensor]:
+    """First row and number of rows of every chunk, and the first chunk of every packed sequence."""
+    bounds = cu_seqlens.long() * n
+    per_sequence = (bounds.diff() + C - 1) // C
+    last = per_sequence.cumsum(0)
+    first_chunk = last - per_sequence
+    chunk = torch.arange(chunks, device=cu_seqlens.device)
+    sequence = torch.searchsorted(last, chunk, right=True)
+    unused = sequence == last.numel()
+    sequence = sequence.clamp(max=last.numel() - 1)
+    within = (chunk - first_chunk[sequence]) * C
+    start = torch.where(unused, 0, bounds[sequence] + within)
+    rows = torch.where(unused, 0, bounds[sequence + 1] - start).clamp(max=C)
+    return torch.stack([start, rows], dim=1), first_chunk
 
 
-@torch.library.custom_op("statetrack::delta_rule_backward", mutates_args=())
-def delta_rule_backward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    beta: Tensor,
-    g: Tensor | None,
-    states: Tensor,
-    cu_seqlens: Tensor | None,
-    dout: Tensor,
-    dfinal: Tensor | None,
-    scale: float,
-    n: int,
-    l2norm: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v, beta, g (empty without a gate) and of the first state."""
-    (_, T, H, K), V = q.shape, v.shape[-1]
-    sequences, _, chunk_of = _geometry(q, cu_seqlens, n)
-    q, k, v, beta, dout = (x.contiguous() for x in (q, k, v, beta, dout))
-    dq, dk, dv, dbeta = (torch.empty_like(x) for x in (q, k, v, beta))
+def _forward(
+    q, k, v, beta, g, state, cu_seqlens, scale, n, l2norm, sigmoid, save, want_final
+) -> list[Tensor]:
+    q, k, v, beta = q.contiguous(), k.contiguous(), v.contiguous(), beta.contiguous()
+    results = _results(q, k, v, beta, g, state, cu_seqlens, scale, n, l2norm, sigmoid, save, want_final)
+    out, final, A, M, norms, E, states = results
+    call = _Call(q, v, g, state, cu_seqlens, n, l2norm, sigmoid)
+    plan, chunks, H = call.plan, call.chunks, call.H
     gate = beta if g is None else g.contiguous()
-    dg = q.new_empty(0) if g is None else torch.empty_like(gate)
-    dstate = q.new_empty(sequences, H, K, V, dtype=torch.float32)
-    constants = _constants(q, v, g, cu_seqlens, n, l2norm)
-    constants["FINAL"] = dfinal is not None
-    backward_kernel[(sequences * H,)](
-        q, k, v, beta, gate, states, dout, dstate if dfinal is None else dfinal.contiguous(),
-        dq, dk, dv, dbeta, dbeta if g is None else dg, dstate,
-        beta if cu_seqlens is None else cu_seqlens, chunk_of, T, H, scale,
-        **constants, **_launch(sequences * H, constants),
-    )  # fmt: skip
-    return dq, dk, dv, dbeta, dg, dstate
+    first = A if state is None else state.contiguous()
+    flags = {"STATE": state is not None, "SAVE": save or plan.outputs is not None, "FINAL": want_final}
+    if plan.fused is not None:
+        tensors = q, k, v, beta, gate, first, A, out, E, states, final
+        single = call.T * n <= plan.C
+        call.run("fused", (call.sequences * H, 1), *tensors, scale=scale, SINGLE=single, **flags)
+        return results
+    table, first_chunk = (A, A) if cu_seqlens is None else _tables(cu_seqlens, chunks, plan.C, n)
+    bounds = A if cu_seqlens is None else cu_seqlens
+    call.run("prepare", (chunks, H), q, k, beta, gate, A, M, norms, table, scale=scale)
+    tensors = q, k, v, beta, gate, first, A, M, norms, out, E, states, final, bounds, first_chunk
+    call.run("sweep", call.sweep_grid("sweep"), *tensors, READ=plan.outputs is None, **flags)
+    if plan.outputs is not None:
+        call.run("outputs", (chunks, H), q, beta, gate, M, norms, E, states, out, table)
+    return results
 
 
-@delta_rule_backward.register_fake
-def _(q, k, v, beta, g, states, cu_seqlens, dout, dfinal, scale, n, l2norm):
-    sequences = q.shape[0] if cu_seqlens is None else cu_seqlens.numel() - 1
-    dstate = q.new_empty(sequences, *states.shape[1:], dtype=torch.float32)
-    dg = q.new_empty(0) if g is None else torch.empty_like(g)
-    return *(torch.empty_like(x) for x in (q, k, v, beta)), dg, dstate
+def _gradients(
+    q, k, v, beta, g, state, cu_seqlens, kept, dout, dfinal, scale, n, l2norm, sigmoid
+) -> list[Tensor]:
+    """Empty tensors for the gradients of q, k, v, beta, g and the state."""
+    inputs = [q, k, v, beta, g, state]
+    return [q.new_empty(0) if x is None else x.new_empty(x.shape) for x in inputs]
 
 
-def _setup_context(ctx, inputs, output):
-    q, k, v, beta, g, state, cu_seqlens, *options = inputs
-    ctx.save_for_backward(q, k, v, beta, g, cu_seqlens, output[2])
-    ctx.options, ctx.has_state = options, state is not None
-    ctx.set_materialize_grads(False)
+def _backward(
+    q, k, v, beta, g, state, cu_seqlens, kept, dout, dfinal, scale, n, l2norm, sigmoid
+) -> list[Tensor]:
+    q, k, v, beta, dout = q.contiguous(), k.contiguous(), v.contiguous(), beta.contiguous(), dout.contiguous()
+    gradients = _gradients(q, k, v, beta, g, state, cu_seqlens, kept, dout, dfinal, scale, n, l2norm, sigmoid)
+    dq, dk, dv, dbeta, dg, dstate = gradients
+    A, M, norms, E, states = kept
+    call = _Call(q, v, g, state, cu_seqlens, n, l2norm, sigmoid)
+    plan, chunks, H = call.plan, call.chunks, call.H
+    gate = beta if g is None else g.contiguous()
+    last = A if dfinal is None else dfinal.contiguous()
+    if plan.fused is not None:
+        first = A if state is None else state.contiguous()
+        tensors = q, k, beta, gate, first, A, E, states, dout, last, dq, dk, dv, dbeta, dg, dstate
+        flags = {"STATE": state is not None, "FINAL": dfinal is not None, "SINGLE": call.T * n <= plan.C}
+        call.run("fused_back", (call.sequences * H, 1), *tensors, scale=scale, **flags)
+        return gradients
+    table, first_chunk = (A, A) if cu_seqlens is None else _tables(cu_seqlens, chunks, plan.C, n)
+    bounds = A if cu_seqlens is None else cu_seqlens
+    dstates = torch.empty_like(states)
+    if plan.prepare_back is not None:
+        call.run("prepare_back", (chunks, H), q, gate, M, norms, dout, dv, dstates, table)
+    flags = {
+        "FINAL": dfinal is not None,
+        "DSTATE": state is not None,
+        "PREPARED": plan.prepare_back is not None,
+    }
+    tensors = q, k, beta, gate, A, M, norms, dout, last, dv, dstates, dstate, bounds, first_chunk
+    call.run("sweep_back", call.sweep_grid("sweep_back"), *tensors, **flags)
+    tensors = q, k, beta, gate, M, norms, E, dv, states, dstates, dout, dq, dk, dbeta, dg, table
+    if plan.apart and g is None:
+        call.run("gradients", (chunks, H), *tensors, DQ=True, DK=False)
+        call.run("gradients", (chunks, H), *tensors, DQ=False, DK=True)
+    else:
+        call.run("gradients", (chunks, H), *tensors, DQ=True, DK=True)
+    return gradients
 
 
-def _backward(ctx, dout, dfinal, dstates):
-    q, k, v, beta, g, cu_seqlens, states = ctx.saved_tensors
-    if dout is None:
-        dout = torch.zeros_like(v[:, : q.shape[1]])
-    dq, dk, dv, dbeta, dg, dstate = delta_rule_backward(
-        q, k, v, beta, g, states, cu_seqlens, dout, dfinal, *ctx.options
-    )
-    return (
-        dq,
-        dk,
-        dv,
-        dbeta,
-        None if g is None else dg,
-        dstate if ctx.has_state else None,
-        None,
-        None,
-        None,
-        None,
-    )
-
-
-delta_rule_forward.register_autograd(_backward, setup_context=_setup_context)
+_LIBRARY.impl("delta_rule_forward", _forward, "CompositeExplicitAutograd")
+_LIBRARY.impl("delta_rule_backward", _backward, "CompositeExplicitAutograd")
+torch.library.register_fake("statetrack::delta_rule_forward", _results)
+torch.library.register_fake("statetrack::delta_rule_backward", _gradients)

@@ -26,9 +26,14 @@ def _triton():
     return selective_scan_triton
 
 
-# A backend is a function with the arguments of `selective_scan_reference`. A native CPU backend registers
-# here under "native", the name `auto` already prefers.
-BACKENDS = {"reference": _reference, "chunked": _chunked, "triton": _triton}
+def _native():
+    from statetrack.ops.selective_scan.native import selective_scan_native
+
+    return selective_scan_native
+
+
+# A backend is a function with the arguments of `selective_scan_reference`.
+BACKENDS = {"reference": _reference, "chunked": _chunked, "native": _native, "triton": _triton}
 
 
 def _triton_refuses(u: Tensor, A: Tensor, B: Tensor, C: Tensor) -> str | None:
@@ -36,6 +41,13 @@ def _triton_refuses(u: Tensor, A: Tensor, B: Tensor, C: Tensor) -> str | None:
     if reason := no_triton(u):
         return reason
     from statetrack.ops.selective_scan.triton_backend import refuses
+
+    return refuses(u, A, B, C)
+
+
+def _native_refuses(u: Tensor, A: Tensor, B: Tensor, C: Tensor) -> str | None:
+    """Why the native kernels cannot take these inputs, or None."""
+    from statetrack.ops.selective_scan.native import refuses
 
     return refuses(u, A, B, C)
 
@@ -66,9 +78,11 @@ def selective_scan(
     _check(u, delta, A, B, C, D, z, delta_bias, eigenvalues, initial_state)
     if checks.is_checked():
         _check_values(u, delta, A, B, C, D, z, delta_bias, delta_softplus, initial_state)
-    run = pick_backend(
-        "selective_scan", backend, u.device, BACKENDS, {"triton": lambda: _triton_refuses(u, A, B, C)}
-    )
+    refusals = {
+        "triton": lambda: _triton_refuses(u, A, B, C),
+        "native": lambda: _native_refuses(u, A, B, C),
+    }
+    run = pick_backend("selective_scan", backend, u.device, BACKENDS, refusals)
     # Autocast would run the sums over states in half precision.
     with torch.autocast(u.device.type, enabled=False):
         out, last_state = run(

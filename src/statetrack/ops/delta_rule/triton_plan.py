@@ -1,0 +1,97 @@
+"""Which kernels serve a shape, and with which block sizes: fixed and measured, never tuned at run time."""
+
+import functools
+import os
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+WIDEST = 256  # the widest head: a state of 256 rows is the most that stays in registers
+FUSED = 32  # the longest sequence, in steps, that one program does on its own: a single chunk
+MULTIPROCESSORS = 132
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # where bfloat16 arithmetic is wrong
+
+
+class Launch(NamedTuple):
+    warps: int
+    slice: int = 0  # columns of k (prepare) or v (the others) that a program takes at a time
+    stages: int = 1  # of loads in flight
+
+
+@dataclass(frozen=True)
+class Plan:
+    C: int  # rows of a chunk
+    split: bool  # products of bfloat16 halves
+    fused: Launch | None = None  # one kernel each way, or else the chunked form
+    fused_back: Launch | None = None
+    prepare: Launch | None = None
+    sweep: Launch | None = None
+    sweep_back: Launch | None = None
+    outputs: Launch | None = None  # None: the sweep makes them
+    prepare_back: Launch | None = None  # None: `sweep_back` does that work
+    gradients: Launch | None = None
+    apart: bool = False  # `gradients` once for dq and once for dk
+    out: str = "bf16x3"  # how float32 products are made that nothing is carried on from
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of what is kept for outputs and gradients only: states, errors, M."""
+        return torch.bfloat16 if self.split else torch.float32
+
+
+def block(width: int) -> int:
+    """The power of two that holds a width; tensor cores take no less than 16."""
+    return max(16, 1 << (width - 1).bit_length())
+
+
+@functools.lru_cache(maxsize=1024)
+def make_plan(K: int, V: int, steps: int, programs: int, dtype: torch.dtype, plain: bool) -> Plan:
+    """`steps` is the length times the Householders, `programs` the number of (sequence, head) pairs.
+
+    `plain` means no gate, no first state, nothing packed; with any of them a single program would spill.
+    Triton 3.6 and 3.7 miscompile Hopper's wgmma on tiles whose rows are shorter than 128 bytes (wrong results
+    or illegal accesses, triton-lang/triton#11366). It is used from 4 warps and 64 rows on, so no tile under
+    64 columns meets 64 rows: chunks of 32 for narrow heads, and slices of 64 in chunks of 64 only.
+    """
+    BK, BV, split = block(K), block(V), dtype == torch.bfloat16
+    wide, narrow = max(BK, BV), min(BK, BV) < 64
+    if plain and steps <= FUSED and wide <= 32:
+        return Plan(16 if steps <= 16 else 32, split, Launch(1), Launch(2))
+    if not split:
+        C = 32 if wide <= 64 else 16
+    else:
+        C = 32 if narrow or wide > 128 else 64
+    # more programs where there are fewer sequences than multiprocessors
+    sweep = 16
+    if split and BV >= 64 and programs * (BV // 32) >= MULTIPROCESSORS:
+        sweep = 64 if C == 64 and programs * (BV // 64) >= MULTIPROCESSORS else 32
+    alone = programs * (BV // sweep) <= MULTIPROCESSORS  # nothing else hides a sweep's latencies
+    warps = 4 if wide > 32 else 2
+    slices = min(BV, 64 if C == 64 else 32 if split or (plain and wide <= 32) else 16)
+    return Plan(
+        C,
+        split,
+        prepare=Launch(4 if wide > 32 else 1 if plain else 2, min(BK, 64 if split else 32)),
+        sweep=Launch(warps, sweep, 2 if sweep == 16 else 1),
+        sweep_back=Launch(warps, sweep, 2 if sweep == 16 else 1),
+        outputs=Launch(warps, slices) if alone else None,
+        prepare_back=Launch(warps, slices) if alone else None,
+        gradients=Launch(8 if wide >= 128 else warps if plain else 2 * warps, slices),
+        apart=C == 64,
+    )
+
+
+def constants(
+    plan: Plan, kernel: str, names: Any, shape: tuple[int, int, int], flags: dict[str, Any]
+) -> tuple:
+    """The constexprs of a kernel whose arguments have these names, in order. `shape`: K, V, Householders."""
+    K, V, n = shape
+    launch: Launch = getattr(plan, kernel)
+    known = {"K": K, "V": V, "BK": block(K), "BV": block(V), "C": plan.C, "n": n}
+    out = "tf32x3" if INTERPRETED else plan.out
+    known |= {"SPLIT": plan.split, "OUT": out, "STAGES": launch.stages}
+    if launch.slice:
+        known["BK" if kernel == "prepare" else "BV"] = launch.slice
+    known |= flags
+    return tuple([known[name] for name in names if name in known])

@@ -1,0 +1,38 @@
+// What Python hands over: one block of eight-byte fields per op, for both directions. The Python side packs
+// the same fields in the same order (ops/*/native.py); pointers to absent tensors are null.
+#pragma once
+
+#include <cstdint>
+
+// A tensor of up to three axes that are not contiguous; strides count numbers.
+struct Tensor3 {
+    const float* data;
+    int64_t s0, s1, s2;
+};
+
+struct Scan {
+    int64_t batch, channels, T, N;
+    int64_t steps, group;  // between saved states; channels worked on together
+    int64_t softplus, extended, threads;
+    Tensor3 u, delta, z, dout;          // (batch, channels, time)
+    Tensor3 B, C;                       // (batch, states, time)
+    const float *A, *D, *bias, *state;  // contiguous; state (batch, channels, N)
+    Tensor3 out;                        // (batch, channels, time); du, ddelta and dz have its layout
+    float *last, *saved;                // (batch, channels, N); (batch, chunks, N, channels rounded up)
+    const float* dlast;
+    float *du, *ddelta, *dz, *dA, *dB, *dC, *dD, *dbias, *dstate;  // dB, dC (batch, time, N)
+    float* partial;                                                // room for sums: `Partial`
+};
+
+struct Delta {
+    int64_t sequences, T, H, K, V, n, chunk;  // T is the length of the row when packed; chunk in tokens
+    int64_t l2norm, threads;
+    double scale;
+    Tensor3 q, k, v, beta, g, dout;  // (batch, time, heads), the width contiguous
+    const int64_t* bounds;           // offsets of packed sequences, or null
+    const float* state;              // (sequences, H, K, V)
+    float *out, *final_state;
+    float *states, *errors;  // saved: the state entering every chunk, padded, and v - S^T k of every step
+    const float* dfinal;
+    float *dq, *dk, *dv, *dbeta, *dg, *dstate;
+};

@@ -1,0 +1,30 @@
+// Compiled once per instruction set; SET is its name.
+#include "delta_backward.h"
+#include "delta_forward.h"
+#include "scan.h"
+#include "scan_backward.h"
+
+#define JOIN(name, set) name##_##set
+#define NAMED(name, set) JOIN(name, set)
+
+extern "C" {
+
+void NAMED(scan_forward, SET)(const Scan* s) {
+    const int64_t groups = (s->channels + s->group - 1) / s->group;
+    run_items(forward_item, (void*)s, s->batch * groups, s->threads);
+}
+
+void NAMED(scan_backward, SET)(const Scan* s) {
+    const Partial partial(*s);
+    run_items(backward_item, (void*)s, s->batch * partial.groups, s->threads);
+    run_items(reduce_item, (void*)s, s->batch + s->N + 2, s->threads);
+}
+
+void NAMED(delta_forward, SET)(const Delta* d) {
+    run_items(delta_forward_item, (void*)d, d->sequences * d->H, d->threads);
+}
+
+void NAMED(delta_backward, SET)(const Delta* d) {
+    run_items(delta_backward_item, (void*)d, d->sequences * d->H, d->threads);
+}
+}

@@ -1,0 +1,157 @@
+// What is compiled once: the choice of the instruction set, the threads, and the functions Python calls.
+//
+// Threads are those of the OpenMP runtime PyTorch has loaded, found by name. A pool of our own would fight
+// it: its workers spin for milliseconds after every parallel call of PyTorch, on the cores ours would need.
+// Where there is none, or after a fork (whose child has lost OpenMP's workers and would wait for them),
+// threads are started for each call.
+#include <dlfcn.h>
+#include <pthread.h>
+#include <sys/mman.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <new>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+#include "arguments.h"
+#include "threads.h"
+
+namespace {
+
+typedef void (*Parallel)(void (*)(void*), void*, unsigned, unsigned);
+
+Parallel openmp = nullptr;
+
+void find_threads() {
+    openmp = (Parallel)dlsym(RTLD_DEFAULT, "GOMP_parallel");
+    pthread_atfork(nullptr, nullptr, [] { openmp = nullptr; });
+}
+
+struct Job {
+    Task task;
+    void* context;
+    int64_t items;
+    std::atomic<int64_t> next{0};
+};
+
+void work(void* data) {
+    Job& job = *(Job*)data;
+    for (int64_t i; (i = job.next++) < job.items;) job.task(job.context, i);
+}
+
+struct Memory {
+    float* data = nullptr;
+    size_t numbers = 0;
+    ~Memory() { free(data); }
+};
+
+}  // namespace
+
+void run_items(Task task, void* context, int64_t items, int64_t threads) {
+    Job job{task, context, items};
+    if (threads > items) threads = items;
+    if (threads <= 1) return work(&job);
+    if (openmp) return openmp(work, &job, (unsigned)threads, 0);
+    std::vector<std::thread> helpers;
+    try {
+        for (int64_t i = 1; i < threads; i++) helpers.emplace_back(work, &job);
+    } catch (const std::system_error&) {
+        // fewer threads than asked for: the others take the work
+    }
+    work(&job);
+    for (std::thread& helper : helpers) helper.join();
+}
+
+float* scratch(size_t numbers) {
+    static thread_local Memory memory;
+    if (memory.numbers < numbers) {
+        free(memory.data);
+        memory.data = nullptr;
+        memory.numbers = 0;
+        void* data = nullptr;
+        if (posix_memalign(&data, 64, numbers * sizeof(float))) std::abort();
+        memory.data = (float*)data;
+        memory.numbers = numbers;
+    }
+    return memory.data;
+}
+
+#define KERNELS(set)                        \
+    extern "C" {                            \
+    void scan_forward_##set(const Scan*);   \
+    void scan_backward_##set(const Scan*);  \
+    void delta_forward_##set(const Delta*); \
+    void delta_backward_##set(const Delta*); \
+    }
+
+KERNELS(portable)
+#ifdef HAS_AVX
+KERNELS(avx2)
+KERNELS(avx512)
+#endif
+
+namespace {
+
+struct Kernels {
+    const char* name;
+    void (*scan_forward)(const Scan*);
+    void (*scan_backward)(const Scan*);
+    void (*delta_forward)(const Delta*);
+    void (*delta_backward)(const Delta*);
+};
+
+#define ROW(set) {#set, scan_forward_##set, scan_backward_##set, delta_forward_##set, delta_backward_##set}
+
+const Kernels all_kernels[] = {
+#ifdef HAS_AVX
+    ROW(avx512), ROW(avx2),
+#endif
+    ROW(portable)};
+
+bool runs_here(const Kernels& kernels) {
+#ifdef HAS_AVX
+    __builtin_cpu_init();
+    if (kernels.name[3] == '5')
+        return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
+               __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw");
+    if (kernels.name[0] == 'a') return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+#endif
+    return true;
+}
+
+const Kernels* chosen = nullptr;
+
+}  // namespace
+
+extern "C" {
+
+// Called once, before anything else. The best instruction set this processor has, from the `from`-th on.
+const char* statetrack_start(int64_t from) {
+    find_threads();
+    const int64_t count = sizeof(all_kernels) / sizeof(Kernels);
+    if (from > count - 1) from = count - 1;
+    chosen = all_kernels + from;
+    while (!runs_here(*chosen)) chosen++;
+    return chosen->name;
+}
+
+// Ask for large pages under memory not written yet: first touches of small ones cost more than arithmetic.
+void statetrack_large_pages(int64_t address, int64_t bytes) {
+#ifdef MADV_HUGEPAGE
+    const int64_t page = 2 << 20, start = (address + page - 1) / page * page;
+    const int64_t stop = (address + bytes) / page * page;
+    if (start < stop) madvise((void*)start, stop - start, MADV_HUGEPAGE);
+#else
+    (void)address, (void)bytes;
+#endif
+}
+
+int64_t statetrack_arguments(int64_t which) { return which ? sizeof(Delta) : sizeof(Scan); }
+
+void statetrack_scan_forward(const Scan* arguments) { chosen->scan_forward(arguments); }
+void statetrack_scan_backward(const Scan* arguments) { chosen->scan_backward(arguments); }
+void statetrack_delta_forward(const Delta* arguments) { chosen->delta_forward(arguments); }
+void statetrack_delta_backward(const Delta* arguments) { chosen->delta_backward(arguments); }
+}

@@ -1,0 +1,70 @@
+"""Compile a Triton kernel for Hopper (sm_90) on a machine that needs no GPU, and read what it costs.
+
+Compilation runs in a process of its own: under pytest this one has Triton's interpreter switched on.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+
+WORKER = """
+import importlib, json, pathlib, subprocess, sys, tempfile
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+name, types, constants, options = json.loads(sys.argv[1])
+module, function = name.split(":")
+kernel = getattr(importlib.import_module(module), function)
+names = kernel.arg_names
+source = ASTSource(
+    fn=kernel,
+    signature={name: types.get(name, "constexpr") for name in names},
+    constexprs={(names.index(name),): value for name, value in constants.items()},
+    attrs={(names.index(name),): [["tt.divisibility", 16]] for name in types if types[name][0] == "*"},
+)
+compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+tools = pathlib.Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
+    cubin.write(compiled.asm["cubin"])
+    cubin.flush()
+    command = [str(tools / "cuobjdump"), "-res-usage", cubin.name]
+    print(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+print("METADATA", compiled.metadata.shared)
+"""
+
+
+@dataclass(frozen=True)
+class Compiled:
+    registers: int  # per thread
+    spilled: int  # bytes of local memory and stack per thread
+    shared: int  # bytes per program
+
+
+def compile_sm90(
+    kernel: str, types: dict[str, str], constants: dict, num_warps: int, num_stages: int = 3
+) -> Compiled:
+    """Compile `kernel`, given as "module:function".
+
+    `types` names every run-time argument ("*fp32", "*bf16", "i32", "fp32", ...); pointers count as aligned
+    to 16 bytes, as torch allocates them. `constants` names every constexpr.
+    """
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    options = {"num_warps": num_warps, "num_stages": num_stages}
+    command = [sys.executable, "-c", WORKER, json.dumps([kernel, types, constants, options])]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True)
+    if result.returncode:
+        raise RuntimeError(f"{kernel} does not compile for sm_90:\n{result.stderr[-3000:]}")
+    usage = {name: int(number) for name, number in re.findall(r"([A-Z]+):(\d+)", result.stdout)}
+    shared = int(result.stdout.split("METADATA ")[1])
+    return Compiled(usage["REG"], usage["STACK"] + usage["LOCAL"], shared)
+
+
+def assert_fits(compiled: Compiled, spilled: int = 0) -> None:
+    """No register spilled (or no more than these bytes), and a program's shared memory within an SM's."""
+    assert compiled.registers < 256, compiled
+    assert compiled.spilled <= spilled, compiled
+    assert compiled.shared <= 227 * 1024, compiled

@@ -1,0 +1,152 @@
+"""The Triton kernels of the delta rule against the loop that defines it, interpreted where there is no GPU.
+
+Both families are run: one kernel each way for short sequences, the chunked form for the rest.
+"""
+
+import pytest
+import torch
+from delta_inputs import OPTIONS, assert_same, random_inputs, run
+
+from statetrack.ops import delta_rule
+from statetrack.ops.delta_rule import triton_plan
+
+
+@pytest.fixture
+def device():
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@pytest.fixture(params=["fused", "chunked", "many"])
+def family(request, monkeypatch):
+    """One kernel each way; chunks with few sequences, six kernels; chunks with many, four."""
+    triton_plan.make_plan.cache_clear()
+    if request.param != "fused":
+        monkeypatch.setattr(triton_plan, "FUSED", 0)
+    if request.param == "many":
+        monkeypatch.setattr(triton_plan, "MULTIPROCESSORS", 0)
+    yield request.param
+    triton_plan.make_plan.cache_clear()
+
+
+def compare(inputs, device, dtype=torch.float32, tolerance=1e-4, **options):
+    """Triton on inputs rounded to `dtype`, against the reference in float64 on the same numbers."""
+    rounded = {name: x.to(dtype).double().to(device) for name, x in inputs.items()}
+    expected = run(rounded, "reference", **options)
+    assert_same(run(rounded, "triton", dtype, **options), expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("T", [1, 15, 16, 17, 31, 32, 33, 70])
+def test_lengths_around_the_chunk(T, family, device):
+    compare(random_inputs(B=2, T=T, H=1, state=True), device)
+
+
+@pytest.mark.parametrize("T", [1, 33])
+def test_float16(T, family, device):
+    # results are rounded once, to 1e-3
+    compare(random_inputs(B=1, T=T, H=2, state=True), device, torch.float16, tolerance=1e-2)
+
+
+@pytest.mark.parametrize(("given_inputs", "options"), OPTIONS)
+def test_every_option(given_inputs, options, family, device):
+    compare(random_inputs(B=1, T=22, H=2, K=5, V=18, **given_inputs), device, **options)
+
+
+@pytest.mark.parametrize("bounds", [[0, 0, 5, 42], [0, 32, 33, 42]])
+@pytest.mark.parametrize(("given_inputs", "options"), OPTIONS)
+def test_packed_sequences(bounds, given_inputs, options, device):
+    inputs = random_inputs(B=1, T=42, H=1, sequences=3, **given_inputs)
+    compare(inputs, device, cu_seqlens=torch.tensor(bounds, device=device), **options)
+
+
+@pytest.mark.parametrize(("K", "V"), [(24, 60), (60, 24), (128, 16), (16, 128), (200, 40)])
+def test_widths(K, V, device):
+    compare(random_inputs(B=1, T=35, H=1, K=K, V=V, state=True), device, use_qk_l2norm_in_kernel=True)
+
+
+@pytest.mark.parametrize("low", [0.0, 1.5])
+def test_beta_at_its_ends_and_repeated_keys(low, family, device):
+    inputs = random_inputs(B=1, T=40, H=1, K=8, V=4, beta=(low, 2.0))
+    inputs["k"] = inputs["k"][:, :5].repeat(1, 8, 1, 1)
+    inputs["beta"][:, ::3] = low
+    compare(inputs, device)
+
+
+@pytest.mark.parametrize("backend", ["reference", "chunked", "triton"])
+@pytest.mark.parametrize("most", [1.0, 2.0])
+def test_beta_from_logits(most, backend, family, device):
+    inputs = {name: x.to(device) for name, x in random_inputs(B=1, T=20, H=1).items()}
+    logits = inputs | {"beta": torch.logit(inputs["beta"] / 2)}
+    dtype = torch.float32 if backend == "triton" else torch.float64
+    actual = run(logits, backend, dtype, beta_from_logits=most)
+    weights = {name: x.clone().requires_grad_() for name, x in logits.items()}
+    expected = run(weights | {"beta": most * weights["beta"].sigmoid()}, "reference")
+    slope = most * weights["beta"].sigmoid() * (1 - weights["beta"].sigmoid())
+    expected["dbeta"] = expected["dbeta"] * slope
+    tolerance = 1e-4 if backend == "triton" else 1e-9
+    assert_same(actual, expected, rtol=tolerance, atol=tolerance)
+
+
+def test_a_loss_on_the_last_state_alone(family, device):
+    inputs = {name: x.float().to(device) for name, x in random_inputs(T=20, gate=True).items()}
+    results = []
+    for backend in ("reference", "triton"):
+        leaves = {name: x.clone().requires_grad_() for name, x in inputs.items()}
+        _, S = delta_rule(**leaves, output_final_state=True, backend=backend)
+        assert S is not None
+        # q touches no state
+        gradients = torch.autograd.grad(S.square().sum(), list(leaves.values()), allow_unused=True)
+        results.append(gradients[1:])
+    torch.testing.assert_close(results[1], results[0], rtol=1e-4, atol=1e-4)
+
+
+def test_no_last_state_is_made_unless_asked_for(family, device):
+    inputs = {name: x.float().to(device) for name, x in random_inputs(T=20).items()}
+    expected, _ = delta_rule(**inputs, backend="reference")
+    o, S = delta_rule(**inputs, backend="triton")
+    assert S is None
+    torch.testing.assert_close(o, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_transposed_inputs_give_the_same(family, device):
+    inputs = {name: x.float().to(device) for name, x in random_inputs(T=20).items()}
+    moved = {name: x.transpose(1, 2).contiguous().transpose(1, 2) for name, x in inputs.items()}
+    expected = run(inputs, "triton", torch.float32)
+    assert_same(run(moved, "triton", torch.float32), expected, rtol=1e-6, atol=1e-6)
+
+
+def test_second_derivatives_are_refused_not_wrong(device):
+    inputs = {name: x.float().to(device).requires_grad_() for name, x in random_inputs().items()}
+    o, _ = delta_rule(**inputs, backend="triton")
+    with pytest.raises(RuntimeError, match="no second derivatives"):
+        torch.autograd.grad(o.sum(), inputs["v"], create_graph=True)
+
+
+@pytest.mark.parametrize("cu_seqlens", [None, [0, 7, 20]])
+def test_the_ops_describe_their_results(cu_seqlens, family, device):
+    """Fake and real implementations agree in shape, dtype and strides, so torch.compile can trust them."""
+    inputs = {name: x.float().to(device) for name, x in random_inputs(B=1, T=20, gate=True).items()}
+    bounds = None if cu_seqlens is None else torch.tensor(cu_seqlens, device=device)
+    forward = (*inputs.values(), None, bounds, 0.5, 1, True, 2.0, True, True)
+    op = torch.ops.statetrack.delta_rule_forward.default
+    torch.library.opcheck(op, forward, test_utils=("test_schema", "test_faketensor"))
+    o, _, *kept = op(*forward)
+    backward = (*inputs.values(), None, bounds, kept, torch.ones_like(o), None, 0.5, 1, True, 2.0)
+    op = torch.ops.statetrack.delta_rule_backward.default
+    torch.library.opcheck(op, backward, test_utils=("test_schema", "test_faketensor"))
+
+
+# dynamo itself makes an instance of every autograd function it traces
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+def test_torch_compile_takes_the_ops_at_changing_lengths(device):
+    def loss(q, k, v, beta):
+        o, S = delta_rule(q, k, v, beta, beta_from_logits=2.0, output_final_state=True, backend="triton")
+        assert S is not None
+        return o.square().sum() + S.square().sum()
+
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    for T in (20, 40, 50):
+        inputs = random_inputs(B=1, T=T, H=1, K=16, V=16)
+        leaves = [x.float().to(device).requires_grad_() for x in inputs.values()]
+        expected = torch.autograd.grad(loss(*leaves), leaves)
+        actual = torch.autograd.grad(compiled(*leaves), leaves)
+        torch.testing.assert_close(actual, expected)
