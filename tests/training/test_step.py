@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Generator
 
+from statetrack.ops.adamw import recorded_adamw
 from statetrack.tasks import IGNORE, TASKS, task
 from statetrack.training.data import WIDTHS, batch_length, batch_width, drawn_in_graph, training_batch
 from statetrack.training.loop import new_state
@@ -58,3 +59,24 @@ def test_adamw_is_the_textbook_rule(small_spec, change):
         decayed = spec.training.weight_decay if p.ndim >= 2 and "embedding" not in name else 0.0
         expected = before[name] * (1 - lr * decayed) - lr * p.grad / (p.grad.abs() + eps)
         torch.testing.assert_close(p.detach(), expected, rtol=1e-5, atol=1e-7)
+
+
+def test_a_step_with_the_recorded_update_is_the_plain_step(small_spec, monkeypatch):
+    """What a CUDA graph holds, here in Triton's interpreter: clipping, decay, moments and the step's rate."""
+    plain, recorded = (TrainingStep(small_spec, new_state(small_spec, CPU), print) for _ in range(2))
+    taken = []
+
+    def update():
+        taken.append(recorded_adamw(recorded.state.optimizer, small_spec.training.clip))
+        return taken[-1]
+
+    monkeypatch.setattr(recorded, "recorded_update", update)
+    for _ in range(3):
+        plain()
+        recorded()
+    # the first step, which makes the moments, is PyTorch's
+    assert [x is None for x in taken] == [True, False, False]
+    for p, q in zip(plain.state.model.parameters(), recorded.state.model.parameters(), strict=True):
+        torch.testing.assert_close(q, p, rtol=1e-4, atol=1e-6)
+    moments = (step.state.optimizer.state_dict()["state"] for step in (plain, recorded))
+    torch.testing.assert_close(*moments, rtol=1e-3, atol=1e-6)

@@ -14,13 +14,17 @@ from statetrack.layers.mixer import (
     at_least_float32,
     check_sizes,
     divide,
+    fuses,
+    joined_product,
     log_uniform_steps,
     no_weight_decay,
+    working_dtype,
 )
-from statetrack.ops import delta_rule
+from statetrack.ops import delta_rule, rms_norm, silu_split
 from statetrack.ops.checks import check_eigenvalues
 from statetrack.ops.delta_rule.reference import l2_normalise
 
+EPS = 1e-5  # of the norm of a head
 ACTIVATIONS = {"silu": F.silu, "relu": F.relu, "identity": lambda x: x}
 
 
@@ -87,35 +91,40 @@ class DeltaNet(Mixer):
             self.A_log = no_weight_decay(nn.Parameter(torch.empty(self.heads).uniform_(1e-3, 16).log()))
             self.decay_bias = no_weight_decay(nn.Parameter(log_uniform_steps(self.heads)))
         self.output_gate = nn.Linear(d_model, values, bias=False) if config.output_gate else None
-        self.norm = nn.RMSNorm(self.V, eps=1e-5)
+        self.norm = nn.RMSNorm(self.V, eps=EPS)
         self.to_out = nn.Linear(values, d_model, bias=False)
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.xavier_uniform_(module.weight, gain=2**-2.5)
 
     def forward(self, x: Tensor, state: DeltaNetState | None = None) -> tuple[Tensor, DeltaNetState]:
-        q, k, v, beta, g, convolution = self._controls(x, state)
+        q, k, v, beta, g, gate, convolution = self._inputs(x, state)
         o, S = delta_rule(
             q,
             k,
             v,
             beta,
             g=g,
+            beta_from_logits=self.beta_max,
             householders=self.config.householders,
             initial_state=None if state is None else state.S,
             output_final_state=True,
             use_qk_l2norm_in_kernel=True,  # ||k|| = 1, or the norm bound fails
         )
         assert S is not None
-        weight = at_least_float32(self.norm.weight)
-        o = F.rms_norm(at_least_float32(o), (self.V,), weight, self.norm.eps).flatten(-2).to(x.dtype)
-        if self.output_gate is not None:
-            o = o * F.silu(self.output_gate(x))
+        o = rms_norm(o, self.norm.weight, EPS, out_dtype=working_dtype(x)).flatten(-2)
+        if gate is not None:
+            o = o * F.silu(gate)
         return self.to_out(o), DeltaNetState(S, convolution)
 
     def _controls(self, x: Tensor, state: DeltaNetState | None):
         """What drives the recurrence: q (B, T, H, K); k, v (B, T n, H, .); beta (B, T n, H); g (B, T, H)."""
-        q, k, v = self.to_q(x), self.to_k(x), self.to_v(x)
+        q, k, v, logits, g, _, convolution = self._inputs(x, state)
+        return q, k, v, self.beta_max * torch.sigmoid(at_least_float32(logits)), g, convolution
+
+    def _inputs(self, x: Tensor, state: DeltaNetState | None):
+        """As `_controls`, with the logits of beta in place of beta, and the gate of the outputs or None."""
+        q, k, v, beta, g, gate, activated = self._projections(x)
         convolution = None
         if self.convolutions is not None:
             past = (None, None, None) if state is None or state.convolution is None else state.convolution
@@ -124,21 +133,45 @@ class DeltaNet(Mixer):
             filtered = [convolve(y, p, silu=silu) for convolve, y, p, silu in each]
             q, k, v = (y for y, _ in filtered)
             convolution = tuple(p for _, p in filtered)
-        else:
+        elif not activated:
             v = F.silu(v)
-        if self.convolutions is None or self.config.qk_activation != "silu":
+        if not activated and (self.convolutions is None or self.config.qk_activation != "silu"):
             activation = ACTIVATIONS[self.config.qk_activation]
             q, k = activation(q), activation(k)
         # (B, T, n H D) -> (B, T n, H, D): a token's Householder factors follow each other in time
         q = q.unflatten(-1, (self.heads, self.K))
         k = k.unflatten(-1, (-1, self.heads, self.K)).flatten(1, 2)
         v = v.unflatten(-1, (-1, self.heads, self.V)).flatten(1, 2)
-        beta = self.beta_max * torch.sigmoid(at_least_float32(self.to_beta(x)))
         beta = beta.unflatten(-1, (-1, self.heads)).flatten(1, 2)
-        g = None
+        if g is not None:
+            g = -self.A_log.exp() * F.softplus(at_least_float32(g) + self.decay_bias)
+        return q, k, v, beta, g, gate, convolution
+
+    def _projections(self, x: Tensor):
+        """q, k, v; the logits of beta and of the decay; the gate; whether q, k and v have had their SiLU.
+
+        On a GPU one product gives them all. They share its rows, so without a convolution, which takes views,
+        one pass sets q, k and v apart and applies the SiLU.
+        """
+        rest = {"beta": self.to_beta}
         if self.config.gated:
-            g = -self.A_log.exp() * F.softplus(at_least_float32(self.to_decay(x)) + self.decay_bias)
-        return q, k, v, beta, g, convolution
+            rest["decay"] = self.to_decay
+        if self.output_gate is not None:
+            rest["gate"] = self.output_gate
+        linears = (self.to_q, self.to_k, self.to_v, *rest.values())
+        activated = fuses(x) and self.convolutions is None and self.config.qk_activation == "silu"
+        if not fuses(x):
+            q, k, v, *others = (linear(x) for linear in linears)
+        else:
+            y, widths = joined_product(x, linears), [linear.out_features for linear in linears]
+            if activated:
+                q, k, v, y = silu_split(y, (widths[0], widths[1], widths[2], sum(widths[3:])))
+                others = y.split(widths[3:], dim=-1) if len(rest) > 1 else [y]
+            else:
+                widths.append(y.shape[-1] - sum(widths))
+                q, k, v, *others = y.split(widths, dim=-1)
+        given = dict(zip(rest, others, strict=False))
+        return q, k, v, given["beta"], given.get("decay"), given.get("gate"), activated
 
     @torch.no_grad()
     def transition_eigenvalues(self, x: Tensor) -> Tensor:

@@ -2,9 +2,11 @@
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from statetrack.errors import UserError
@@ -59,6 +61,30 @@ def check_sizes(where: str, least: int = 1, **sizes: int | None) -> None:
 def at_least_float32(x: Tensor) -> Tensor:
     """Halves as float32, the rest as it is: what drives a recurrence must not be rounded to bfloat16."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def fuses(x: Tensor) -> bool:
+    """Whether to join products of x and fuse what follows: on a GPU, where every kernel costs its launch."""
+    return x.is_cuda
+
+
+def working_dtype(x: Tensor) -> torch.dtype:
+    """What a linear map of x computes in on a GPU: autocast's dtype where it is on, so no cast follows."""
+    if fuses(x) and torch.is_autocast_enabled(x.device.type):
+        return torch.get_autocast_dtype(x.device.type)
+    return x.dtype
+
+
+def joined_product(x: Tensor, linears: Sequence[nn.Linear]) -> Tensor:
+    """The outputs of several linear maps without bias beside each other, from one product.
+
+    Rows of halves stay aligned to 16 bytes, as tensor cores want them: up to 7 columns more, without meaning.
+    """
+    weights = [linear.weight for linear in linears]
+    if missing := -sum(len(weight) for weight in weights) % 8:
+        longest = max(weights, key=len)
+        weights.append(longest[:missing].detach())
+    return F.linear(x, torch.cat(weights))
 
 
 def no_weight_decay(parameter: nn.Parameter) -> nn.Parameter:

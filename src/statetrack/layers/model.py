@@ -12,9 +12,11 @@ from torch import Tensor, nn
 from statetrack.errors import UserError, unknown_name
 from statetrack.layers.deltanet import DeltaNetConfig
 from statetrack.layers.headwise import round_up, small_init, wang_init
-from statetrack.layers.mixer import Mixer, MixerConfig
+from statetrack.layers.mixer import Mixer, MixerConfig, fuses, joined_product
+from statetrack.layers.norm import RMSNorm, normalise_sum
+from statetrack.ops import embedding, swiglu
 
-NORMS = {"rms": nn.RMSNorm, "layer": nn.LayerNorm}
+NORMS = {"rms": RMSNorm, "layer": nn.LayerNorm}
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,8 @@ class SwiGLU(nn.Module):
             self.down.weight /= math.sqrt(2 * layers)
 
     def forward(self, x: Tensor) -> Tensor:
+        if fuses(x):
+            return self.down(swiglu(joined_product(x, (self.gate, self.up))))
         return self.down(F.silu(self.gate(x)) * self.up(x))
 
 
@@ -69,7 +73,10 @@ MLPS = {"swiglu": SwiGLU, "geglu": GeGLU}
 
 
 class Block(nn.Module):
-    """x + mixer(norm(x)), then x + mlp(norm(x)) where there is one; the residual can be left out."""
+    """x + mixer(norm(x)), then x + mlp(norm(x)) where there is one; the residual can be left out.
+
+    What comes in and goes out is x + y, not yet added (y None: nothing to add): the next norm does it.
+    """
 
     def __init__(self, config: ModelConfig, layer: int = 0):
         super().__init__()
@@ -83,13 +90,17 @@ class Block(nn.Module):
             self.mlp_norm = _norm(config)
             self.mlp = MLPS[config.mlp](config.d_model, config.mlp_ratio, config.layers)
 
-    def forward(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
-        y, state = self.mixer(self.mixer_norm(x), state)
-        x = x + y if self.residual else y
+    def forward(
+        self, x: Tensor, y: Tensor | None = None, state: Any = None
+    ) -> tuple[Tensor, Tensor | None, Any]:
+        x, normal = normalise_sum(self.mixer_norm, x, y)
+        mixed, state = self.mixer(normal, state)
+        x, y = (x, mixed) if self.residual else (mixed, None)
         if self.mlp is not None and self.mlp_norm is not None:
-            y = self.mlp(self.mlp_norm(x))
-            x = x + y if self.residual else y
-        return x, state
+            x, normal = normalise_sum(self.mlp_norm, x, y)
+            mixed = self.mlp(normal)
+            x, y = (x, mixed) if self.residual else (mixed, None)
+        return x, y, state
 
 
 class Model(nn.Module):
@@ -111,23 +122,31 @@ class Model(nn.Module):
             raise UserError(
                 f"Model: {len(state)} states for {len(self.blocks)} layers, expected what forward returned."
             )
-        x = self.embedding(tokens)
+        x, y = embedding(tokens, self.embedding.weight), None
         if tokens.shape[1] == 0:  # nothing to read: nothing comes out, and the states stay
             return self.head(self.norm(x)), list(state or [None] * len(self.blocks))
         states = []
         for i, block in enumerate(self.blocks):
-            x, block_state = block(x, None if state is None else state[i])
+            x, y, block_state = block(x, y, None if state is None else state[i])
             states.append(block_state)
-        return self.head(self.norm(x)), states
+        return self._read_out(normalise_sum(self.norm, x, y)[1]), states
+
+    def _read_out(self, x: Tensor) -> Tensor:
+        """The head. On a GPU rows of halves are padded: a product of 121 columns takes twice one of 128."""
+        classes = self.head.out_features
+        if fuses(x) and x.dtype.itemsize < 4 and classes > 16 and classes % 8:
+            return joined_product(x, (self.head,))[..., :classes]
+        return self.head(x)
 
     @torch.no_grad()
     def transition_eigenvalues(self, tokens: Tensor) -> list[Tensor]:
         """Per layer, the spectrum of the transitions it uses on these tokens (see `Mixer`)."""
-        x, spectra = self.embedding(tokens), []
+        x, y, spectra = embedding(tokens, self.embedding.weight), None, []
         for block in self.blocks:
             assert isinstance(block, Block)
-            spectra.append(block.mixer.transition_eigenvalues(block.mixer_norm(x)))
-            x, _ = block(x)
+            normal = normalise_sum(block.mixer_norm, x, y)[1]
+            spectra.append(block.mixer.transition_eigenvalues(normal))
+            x, y, _ = block(x, y)
         return spectra
 
 

@@ -17,10 +17,30 @@ channels-first layout, (B, D, T), so that both are drop-in replacements for the 
 """
 
 from statetrack.ops.checks import checked
+from statetrack.ops.cross_entropy import cross_entropy
 from statetrack.ops.delta_rule import delta_rule
+from statetrack.ops.embedding import embedding
 from statetrack.ops.mlstm import mlstm
+from statetrack.ops.rms_norm import add_rms_norm, rms_norm
 from statetrack.ops.selective_scan import selective_scan
 from statetrack.ops.short_convolution import short_convolution
+from statetrack.ops.silu_split import silu_split
 from statetrack.ops.slstm import slstm
+from statetrack.ops.swiglu import swiglu
+from statetrack.ops.walk import walk
 
-__all__ = ["checked", "delta_rule", "mlstm", "selective_scan", "short_convolution", "slstm"]
+__all__ = [
+    "add_rms_norm",
+    "checked",
+    "cross_entropy",
+    "delta_rule",
+    "embedding",
+    "mlstm",
+    "rms_norm",
+    "selective_scan",
+    "short_convolution",
+    "silu_split",
+    "slstm",
+    "swiglu",
+    "walk",
+]

@@ -9,6 +9,7 @@ from torch import Generator, Tensor
 
 from statetrack.automata.dfa import DFA
 from statetrack.errors import UserError, unknown_name
+from statetrack.ops import walk
 from statetrack.tasks.task import Batch, Task, labelled_up_to
 
 WORDS = ("uniform", "live")
@@ -88,13 +89,10 @@ class Automaton(Task):
         return labelled_up_to(lengths, self.label(letters))
 
     def label(self, letters: Tensor) -> Batch:
-        """The batch of given words, (B, T) places in the alphabet: one look-up of all words per step."""
-        move = _tables(self.automaton, letters.device).move
-        states = [self._start(len(letters), letters.device)]
-        for column in letters.unbind(1):
-            states.append(move[column, states[-1]])
-        bos = torch.full_like(letters[:, :1], self.bos)
-        return Batch(torch.cat([bos, letters], 1), torch.stack(states, 1))
+        """The batch of given words, (B, T) places in the alphabet."""
+        states = walk(_tables(self.automaton, letters.device).move, letters, self.dfa.start)
+        bos, start = (torch.full_like(letters[:, :1], value) for value in (self.bos, self.dfa.start))
+        return Batch(torch.cat([bos, letters], 1), torch.cat([start, states], 1))
 
     def _start(self, B: int, device: torch.device) -> Tensor:
         return torch.full((B,), self.dfa.start, device=device)

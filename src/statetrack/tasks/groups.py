@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from statetrack.errors import UserError
+from statetrack.ops import walk
 
 LARGEST = 5040  # S_7: its table of 25 million products takes 50 MB
 
@@ -36,8 +37,15 @@ class Group:
         """`then` as one flat vector on the device: entry a * order + b."""
         return torch.from_numpy(self.then.astype(np.int64).ravel()).to(device)
 
+    @lru_cache(maxsize=8)  # noqa: B019
+    def moves(self, device: torch.device) -> Tensor:
+        """Row b, entry a: the product of a, then b."""
+        return self.table(device).view(self.order, self.order).T.contiguous()
+
     def prefix_products(self, x: Tensor) -> Tensor:
-        """y_t = x_1 then x_2 ... then x_t along axis 1, by doubling: log2(T) look-ups of the whole batch."""
+        """y_t = x_1 then x_2 ... then x_t along axis 1; on a CPU by doubling: log2(T) look-ups."""
+        if x.is_cuda:
+            return walk(self.moves(x.device), x, 0)
         table, y, shift = self.table(x.device), x, 1
         while shift < x.shape[1]:
             y = torch.cat([y[:, :shift], table[y[:, :-shift] * self.order + y[:, shift:]]], dim=1)

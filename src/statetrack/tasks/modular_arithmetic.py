@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Generator, Tensor
 
 from statetrack.errors import UserError, unknown_name
+from statetrack.ops import walk
 from statetrack.tasks.task import IGNORE, Batch, Task
 
 OPERATORS = ("+", "-", "*")
@@ -193,9 +194,12 @@ def calculate(inputs: Tensor, symbols: tuple[str, ...], modulus: int) -> Tensor:
     operand = (rows[tokens] < modulus) | closing
     sign = (tokens == symbols.index("-")) & ~F.pad(operand[:-1], (0, 0, 1, 0))
     row = rows[torch.where(sign, len(symbols), tokens)]
+    if "(" not in symbols:
+        last = walk(table[0].view(-1, modulus**2), row.T, 1)[:, -1]
+        return (last // modulus + last % modulus) % modulus
     # memory: for each expression and bracket level the pair, then for each its value, then one 0
     level = (opening.long() - closing.long()).cumsum(0)
-    B, levels = len(inputs), int(level.max()) + 1 if "(" in symbols else 1
+    B, levels = len(inputs), int(level.max()) + 1
     memory = F.pad(torch.ones(2 * B * levels, dtype=torch.long, device=inputs.device), (0, 1))
     pair = torch.arange(B, device=inputs.device) * levels + level
     value = pair + B * levels

@@ -47,8 +47,9 @@ def training_batch(spec: RunSpec, step: int, generator: Generator, length: Tenso
     assert config.train_lengths is not None
     if config.train_samples:
         return _from_fixed_set(spec, step, generator.device)
-    if spec.task.labels == "last":
-        return spec.task.sample(config.batch, config.train_lengths, generator)
+    low, high = config.train_lengths
+    if spec.task.labels == "last" or low == high:
+        return spec.task.sample(config.batch, (low, high), generator)
     known = batch_length(spec, step)
     if length is None:
         length = torch.tensor(known, device=generator.device)

@@ -10,8 +10,9 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 import torch
-import torch.nn.functional as F
 
+from statetrack.ops import cross_entropy
+from statetrack.ops.adamw import RecordedAdamW, recorded_adamw
 from statetrack.ops.checks import is_checked
 from statetrack.spec import RunSpec
 from statetrack.tasks import IGNORE, Batch
@@ -59,24 +60,36 @@ class TrainingStep:
         if width in self.graphs:
             self.graphs[width].replay(self)
         else:
-            self.arithmetic(self.draw())
+            self.arithmetic(self.draw(), self.recorded_update())
         self.state.step += 1
 
     def draw(self) -> Batch:
         return training_batch(self.spec, self.state.step, self.state.generator, self.length)
 
-    def arithmetic(self, batch: Batch) -> None:
-        """Everything but the data; nothing here waits for the device."""
+    def recorded_update(self) -> RecordedAdamW | None:
+        """The optimiser's step as a graph holds it, where there are graphs and it can be had.
+
+        Eager steps before the recording take it too: that compiles and loads its kernels.
+        """
+        if not self.uses_graphs:
+            return None
+        return recorded_adamw(self.state.optimizer, self.spec.training.clip)
+
+    def arithmetic(self, batch: Batch, update: RecordedAdamW | None = None) -> None:
+        """Everything but the data; nothing here waits for the device once it is recorded."""
         state, clip = self.state, self.spec.training.clip
         with autocast(self.spec, self.device):
             logits, _ = state.model(batch.inputs)
-        loss = F.cross_entropy(logits.flatten(0, 1).float(), batch.targets.flatten(), ignore_index=IGNORE)
+        loss = cross_entropy(logits, batch.targets, IGNORE)
         state.optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        if clip:
-            torch.nn.utils.clip_grad_norm_(state.model.parameters(), clip)
         self.rate.copy_(self.rates.index_select(0, self.count).squeeze())
-        state.optimizer.step()
+        if update is not None:
+            update.launch()
+        else:
+            if clip:
+                torch.nn.utils.clip_grad_norm_(state.model.parameters(), clip)
+            state.optimizer.step()
         state.loss_sum += loss.detach()
         self.count += 1
 
@@ -106,8 +119,11 @@ class _Graph:
         self.first = self.batch is not None  # drawn already
         self.graph = torch.cuda.CUDAGraph()
         self.graph.register_generator_state(step.state.generator)
+        self.update = step.recorded_update()
         with torch.cuda.graph(self.graph, stream=step.stream):
-            step.arithmetic(step.draw() if self.batch is None else self.batch)
+            step.arithmetic(step.draw() if self.batch is None else self.batch, self.update)
+        if self.update is not None:
+            self.update.fill()
 
     def replay(self, step: TrainingStep) -> None:
         if self.batch is not None and not self.first:

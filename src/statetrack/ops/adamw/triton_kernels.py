@@ -1,0 +1,69 @@
+"""AdamW with clipping for all weights of a model in two Triton kernels. Arithmetic is float32.
+
+A program has up to BLOCK neighbouring values of one weight. Its row of the table holds the addresses of their
+values, gradients and both moments, of the weight's count of steps, how many values there are, and whether it
+is the weight's first program.
+"""
+
+import triton
+import triton.language as tl
+
+COLUMNS: tl.constexpr = tl.constexpr(7)
+
+
+@triton.jit
+def _address(table, column: tl.constexpr):
+    address = tl.load(table + tl.program_id(0) * COLUMNS + column)
+    return address.to(tl.pointer_type(tl.float32))
+
+
+@triton.jit
+def count_kernel(table, squares, BLOCK: tl.constexpr):
+    """The sum of squared gradients of a program; and every weight's count of steps goes up."""
+    i = tl.arange(0, BLOCK)
+    size = tl.load(table + tl.program_id(0) * COLUMNS + 5)
+    g = tl.load(_address(table, 1) + i, mask=i < size, other=0.0)
+    tl.store(squares + tl.program_id(0), tl.sum(g * g, axis=0))
+    if tl.load(table + tl.program_id(0) * COLUMNS + 6) > 0:
+        step = _address(table, 4)
+        tl.store(step, tl.load(step) + 1.0)
+
+
+@triton.jit
+def _one_less_power(log_base, exponent):
+    """1 - base^exponent without cancellation: a series near 0."""
+    x = log_base * exponent
+    series = -x * (1.0 + x / 2.0 * (1.0 + x / 3.0 * (1.0 + x / 4.0 * (1.0 + x / 5.0))))
+    return tl.where(x > -0.1, series, 1.0 - tl.exp(x))
+
+
+@triton.jit
+def update_kernel(
+    table, decays, squares, rate, programs, clip, beta1, beta2, log_beta1, log_beta2, eps,
+    BLOCK: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    """p <- (1 - rate decay) p - rate m' / (sqrt(v') + eps), with both moments corrected for their start."""
+    i = tl.arange(0, BLOCK)
+    lr = tl.load(rate)
+    decay = tl.load(decays + tl.program_id(0))
+    step = tl.load(_address(table, 4))
+    size = tl.load(table + tl.program_id(0) * COLUMNS + 5)
+    parts = tl.arange(0, PARTS)
+    # every program adds all sums in the same order
+    total = tl.sum(tl.load(squares + parts, mask=parts < programs, other=0.0), axis=0)
+    scale = 1.0
+    if clip > 0:
+        scale = tl.minimum(clip / (tl.sqrt(total) + 1e-6), 1.0)
+    p_at, m_at, v_at = _address(table, 0) + i, _address(table, 2) + i, _address(table, 3) + i
+    p = tl.load(p_at, mask=i < size, other=0.0)
+    g = tl.load(_address(table, 1) + i, mask=i < size, other=0.0) * scale
+    m = tl.load(m_at, mask=i < size, other=0.0)
+    v = tl.load(v_at, mask=i < size, other=0.0)
+    m += (1.0 - beta1) * (g - m)
+    v = beta2 * v + (1.0 - beta2) * g * g
+    step_size = lr / _one_less_power(log_beta1, step)
+    root = tl.sqrt(v) / tl.sqrt(_one_less_power(log_beta2, step))
+    p = p * (1.0 - lr * decay) - step_size * m / (root + eps)
+    tl.store(p_at, p, mask=i < size)
+    tl.store(m_at, m, mask=i < size)
+    tl.store(v_at, v, mask=i < size)

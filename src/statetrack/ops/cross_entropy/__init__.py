@@ -1,0 +1,55 @@
+"""The training loss: mean cross-entropy over the positions that count."""
+
+from torch import Tensor
+
+from statetrack.errors import UserError
+from statetrack.ops import checks
+from statetrack.ops.backends import no_triton, pick_backend
+
+
+def _reference():
+    from statetrack.ops.cross_entropy.reference import cross_entropy_reference
+
+    return cross_entropy_reference
+
+
+def _triton():
+    from statetrack.ops.cross_entropy.triton_backend import cross_entropy_triton
+
+    return cross_entropy_triton
+
+
+BACKENDS = {"reference": _reference, "triton": _triton}
+
+
+def _triton_refuses(logits: Tensor) -> str | None:
+    """Why the Triton kernels cannot take these inputs, or None."""
+    if reason := no_triton(logits):
+        return reason
+    from statetrack.ops.cross_entropy.triton_backend import refuses
+
+    return refuses(logits)
+
+
+def cross_entropy(
+    logits: Tensor, targets: Tensor, ignore_index: int = -100, *, backend: str = "auto"
+) -> Tensor:
+    """Mean of -log softmax(logits)[target] where target is not `ignore_index`: `cross_entropy_reference`.
+
+    A scalar, float32 for halves too; nan where nothing counts.
+    """
+    op = "cross_entropy"
+    checks.check_floating(op, logits.device, logits=logits)
+    checks.check_shape(
+        op, "targets", targets, tuple(logits.shape[:-1]), "the shape of logits but for classes"
+    )
+    if targets.is_floating_point() or targets.device != logits.device:
+        raise UserError(
+            f"{op}: targets are {targets.dtype} on {targets.device}, "
+            f"expected whole numbers on {logits.device}."
+        )
+    run = pick_backend(op, backend, logits.device, BACKENDS, {"triton": lambda: _triton_refuses(logits)})
+    return run(logits, targets, ignore_index)
+
+
+__all__ = ["cross_entropy"]

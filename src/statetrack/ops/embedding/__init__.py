@@ -1,0 +1,46 @@
+"""A table of vectors, one per token, whose gradient is summed without sorting the tokens."""
+
+from torch import Tensor
+
+from statetrack.errors import UserError
+from statetrack.ops import checks
+from statetrack.ops.backends import no_triton, pick_backend
+
+
+def _reference():
+    from statetrack.ops.embedding.reference import embedding_reference
+
+    return embedding_reference
+
+
+def _triton():
+    from statetrack.ops.embedding.triton_backend import embedding_triton
+
+    return embedding_triton
+
+
+BACKENDS = {"reference": _reference, "triton": _triton}
+
+
+def _triton_refuses(tokens: Tensor, weight: Tensor) -> str | None:
+    """Why the Triton kernels cannot take these inputs, or None."""
+    if reason := no_triton(weight):
+        return reason
+    from statetrack.ops.embedding.triton_backend import refuses
+
+    return refuses(tokens, weight)
+
+
+def embedding(tokens: Tensor, weight: Tensor, *, backend: str = "auto") -> Tensor:
+    """The rows of `weight` that `tokens` name: `embedding_reference`."""
+    op = "embedding"
+    if weight.ndim != 2:
+        raise UserError(f"{op}: weight has shape {tuple(weight.shape)}, expected (vocabulary, width).")
+    checks.check_floating(op, tokens.device, weight=weight)
+    if tokens.is_floating_point():
+        raise UserError(f"{op}: tokens are {tokens.dtype}, expected whole numbers.")
+    refusals = {"triton": lambda: _triton_refuses(tokens, weight)}
+    return pick_backend(op, backend, weight.device, BACKENDS, refusals)(tokens, weight)
+
+
+__all__ = ["embedding"]

@@ -1,0 +1,48 @@
+"""The gated activation of an MLP: silu(gate) * up."""
+
+from torch import Tensor
+
+from statetrack.errors import UserError
+from statetrack.ops import checks
+from statetrack.ops.backends import no_triton, pick_backend
+
+
+def _reference():
+    from statetrack.ops.swiglu.reference import swiglu_reference
+
+    return swiglu_reference
+
+
+def _triton():
+    from statetrack.ops.swiglu.triton_backend import swiglu_triton
+
+    return swiglu_triton
+
+
+BACKENDS = {"reference": _reference, "triton": _triton}
+
+
+def _triton_refuses(x: Tensor) -> str | None:
+    """Why the Triton kernels cannot take these inputs, or None."""
+    if reason := no_triton(x):
+        return reason
+    from statetrack.ops.swiglu.triton_backend import refuses
+
+    return refuses(x)
+
+
+def swiglu(x: Tensor, *, backend: str = "auto") -> Tensor:
+    """silu(gate) * up, where x holds the gates and then the values, as one product gives both.
+
+    Equation and shapes: `swiglu_reference`.
+    """
+    checks.check_floating("swiglu", x.device, x=x)
+    if x.shape[-1] % 2:
+        raise UserError(
+            f"swiglu: x has shape {tuple(x.shape)}, expected an even last axis: gates, then as many values."
+        )
+    run = pick_backend("swiglu", backend, x.device, BACKENDS, {"triton": lambda: _triton_refuses(x)})
+    return run(x)
+
+
+__all__ = ["swiglu"]

@@ -1,0 +1,77 @@
+"""The Triton backend of the gated activation: `torch.library` ops around the two kernels."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from statetrack.ops.derivatives import first_derivative_only
+from statetrack.ops.swiglu.triton_kernels import backward_kernel, forward_kernel
+
+TILE = 2048  # values of each half in a program
+
+
+def swiglu_triton(x: Tensor) -> Tensor:
+    """Same argument and result as `swiglu_reference`."""
+    return torch.ops.statetrack.swiglu(x.contiguous())
+
+
+def refuses(x: Tensor) -> str | None:
+    """Why the kernels cannot take these inputs, or None."""
+    if x.numel() == 0:
+        return "the input is empty"
+    return "float64 is not offered there" if x.dtype == torch.float64 else None
+
+
+def constants(W: int) -> dict[str, Any]:
+    """What the kernels are compiled for, given the width of a half."""
+    BW = min(512, max(16, 1 << (W - 1).bit_length()))
+    return {"W": W, "BW": BW, "ROWS": TILE // BW, "num_warps": 4}
+
+
+def _launch(kernel, x: Tensor, *others: Tensor) -> None:
+    rows, constant = x.numel() // x.shape[-1], constants(x.shape[-1] // 2)
+    grid = -(-rows // constant["ROWS"]), -(-constant["W"] // constant["BW"])
+    kernel[grid](x, *others, rows, **constant)
+
+
+def _forward(x: Tensor) -> Tensor:
+    out = x.new_empty(*x.shape[:-1], x.shape[-1] // 2)
+    _launch(forward_kernel, x, out)
+    return out
+
+
+def _backward(x: Tensor, dout: Tensor) -> Tensor:
+    dx = torch.empty_like(x)
+    _launch(backward_kernel, x, dout.contiguous(), dx)
+    return dx
+
+
+_library = torch.library.Library("statetrack", "FRAGMENT")
+_library.define("swiglu(Tensor x) -> Tensor")
+_library.define("swiglu_backward(Tensor x, Tensor dout) -> Tensor")
+for _device in ("CUDA", "CPU"):  # on a CPU in Triton's interpreter
+    _library.impl("swiglu", _forward, _device)
+    _library.impl("swiglu_backward", _backward, _device)
+
+
+@torch.library.register_fake("statetrack::swiglu")
+def _(x):
+    return x.new_empty(*x.shape[:-1], x.shape[-1] // 2)
+
+
+@torch.library.register_fake("statetrack::swiglu_backward")
+def _(x, dout):
+    return torch.empty_like(x)
+
+
+def _setup_context(ctx, inputs, output):
+    ctx.save_for_backward(*inputs)
+
+
+@first_derivative_only
+def _gradients(ctx, dout):
+    return torch.ops.statetrack.swiglu_backward(*ctx.saved_tensors, dout)
+
+
+torch.library.register_autograd("statetrack::swiglu", _gradients, setup_context=_setup_context)

@@ -1,0 +1,63 @@
+"""On a GPU the layers join products and fuse what follows: here that path runs in Triton's interpreter."""
+
+import pytest
+import torch
+
+from statetrack.layers import build, deltanet, mixer, model, norm
+from statetrack.layers.mixer import joined_product
+from statetrack.ops import cross_entropy
+
+CASES = {
+    "no convolution": ("deltanet-no-conv", {}),
+    "convolution": ("deltanet", {}),
+    "gates": ("gated-deltanet", {}),
+    "gates, no convolution": ("gated-deltanet", {"convolution": 0}),
+    "two factors": ("deltaproduct", {"convolution": 0, "layers": 2}),
+    "identity": ("deltanet-no-conv", {"qk_activation": "identity"}),
+    "no residual": ("deltanet-no-conv", {"residual": False}),
+    "layer norm": ("deltanet-no-conv", {"norm": "layer"}),
+    "attention": ("transformer", {"layers": 2}),
+}
+
+
+def outcome(name, changes):
+    """Logits, and the gradient of every weight."""
+    torch.manual_seed(0)
+    net = build(name, vocab_size=11, d_model=24, heads=2, mlp_ratio=2.0, **changes)
+    tokens, targets = torch.randint(11, (2, 2, 9))
+    targets[0, :3] = -100
+    logits, _ = net(tokens)
+    cross_entropy(logits, targets).backward()
+    return {"logits": logits.detach()} | {key: p.grad for key, p in net.named_parameters()}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_fused_path_computes_what_the_plain_path_computes(case, monkeypatch):
+    plain = outcome(*CASES[case])
+    for module in (deltanet, mixer, model, norm):
+        monkeypatch.setattr(module, "fuses", lambda x: True)
+    monkeypatch.setenv("STATETRACK_BACKEND", "triton")
+    fused = outcome(*CASES[case])
+    assert fused.keys() == plain.keys()
+    for key, value in plain.items():
+        torch.testing.assert_close(
+            fused[key], value, rtol=1e-3, atol=1e-5, msg=lambda text, key=key: key + text
+        )
+
+
+def test_the_head_of_halves_is_padded_to_aligned_rows(monkeypatch):
+    net = build("deltanet", vocab_size=21, d_model=32).half()
+    x = torch.randn(2, 5, 32).half()
+    plain = net._read_out(x)
+    monkeypatch.setattr(model, "fuses", lambda x: True)
+    padded = net._read_out(x)
+    assert (padded.shape, padded.stride(1)) == (plain.shape, 24)
+    torch.testing.assert_close(padded, plain)
+
+
+def test_joined_products_are_the_products_and_rows_stay_aligned():
+    linears = [torch.nn.Linear(16, n, bias=False) for n in (5, 3, 9)]
+    x = torch.randn(4, 16)
+    y = joined_product(x, linears)
+    assert y.shape == (4, 24)
+    torch.testing.assert_close(y[:, :17], torch.cat([linear(x) for linear in linears], dim=-1))

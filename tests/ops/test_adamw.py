@@ -1,0 +1,74 @@
+"""The recorded step of AdamW is that of PyTorch, clipping and state included."""
+
+import copy
+
+import pytest
+import torch
+
+from statetrack.ops.adamw import recorded_adamw
+from statetrack.ops.adamw.triton_backend import refuses
+
+SHAPES = [(24, 60), (3,), (10, 24), (1, 1), (1100,)]
+
+
+def optimizer(dtype=torch.float32, **changes):
+    generator = torch.Generator().manual_seed(0)
+    weights = [torch.nn.Parameter(torch.randn(shape, generator=generator).to(dtype)) for shape in SHAPES]
+    groups = [{"params": weights[:3], "weight_decay": 0.1}, {"params": weights[3:], "weight_decay": 0.0}]
+    options = {"lr": torch.tensor(1e-2), "betas": (0.9, 0.95), "eps": 1e-8, "fused": True} | changes
+    return torch.optim.AdamW(groups, **options)
+
+
+def weights_of(chosen):
+    return [p for group in chosen.param_groups for p in group["params"]]
+
+
+def set_gradients(chosen, step, size=1.0):
+    generator = torch.Generator().manual_seed(step)
+    for p in weights_of(chosen):
+        p.grad = size * torch.randn(p.shape, generator=generator).to(p.dtype)
+
+
+@pytest.mark.parametrize(("clip", "size"), [(0.0, 1.0), (1.0, 1.0), (1.0, 1e-3)])
+@pytest.mark.parametrize("betas", [(0.9, 0.95), (0.9, 0.999)])
+def test_steps_are_those_of_pytorch(clip, size, betas):
+    theirs = optimizer(betas=betas)
+    set_gradients(theirs, 0, size)
+    theirs.step()
+    ours = copy.deepcopy(theirs)
+    for group in ours.param_groups:
+        group["lr"] = ours.param_groups[0]["lr"]
+    recorded = recorded_adamw(ours, clip)
+    for step in range(1, 9):
+        for chosen in (theirs, ours):
+            set_gradients(chosen, step, size)
+        if clip:
+            torch.nn.utils.clip_grad_norm_(weights_of(theirs), clip)
+        theirs.step()
+        recorded.launch()
+    torch.testing.assert_close(weights_of(ours), weights_of(theirs), rtol=1e-5, atol=1e-6)
+    ours_state, theirs_state = ours.state_dict()["state"], theirs.state_dict()["state"]
+    assert ours_state.keys() == theirs_state.keys()
+    for index in theirs_state:
+        torch.testing.assert_close(ours_state[index], theirs_state[index], rtol=1e-5, atol=1e-7 * size)
+
+
+def test_a_weight_without_gradient_stays():
+    chosen = optimizer()
+    set_gradients(chosen, 0)
+    chosen.step()
+    kept = weights_of(chosen)[2]
+    before, kept.grad = kept.detach().clone(), None
+    recorded_adamw(chosen, 1.0).launch()
+    torch.testing.assert_close(kept.detach(), before, rtol=0, atol=0)
+    assert [chosen.state[p]["step"].item() for p in weights_of(chosen)] == [2, 2, 1, 2, 2]
+
+
+def test_what_it_cannot_take_is_left_to_pytorch():
+    assert "has not taken a step" in refuses(optimizer())
+    for changes, reason in (({"amsgrad": True}, "amsgrad"), ({"dtype": torch.float64}, "float32")):
+        chosen = optimizer(**changes)
+        set_gradients(chosen, 0)
+        chosen.step()
+        assert reason in refuses(chosen)
+        assert recorded_adamw(chosen, 1.0) is None
