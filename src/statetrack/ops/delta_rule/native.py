@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from statetrack.ops.derivatives import first_derivative_only
+from statetrack.ops.dispatch import direct
 from statetrack.ops.native import library
 
 
@@ -120,9 +121,8 @@ class _Native(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, q, k, v, beta, g, state, cu_seqlens, scale, n, l2norm, keep):
-        out, final, states, errors = delta_forward(
-            q, k, v, beta, g, state, cu_seqlens, scale, n, l2norm, keep
-        )
+        forward = direct(q, _forward, delta_forward)
+        out, final, states, errors = forward(q, k, v, beta, g, state, cu_seqlens, scale, n, l2norm, keep)
         ctx.save_for_backward(q, k, v, beta, g, state, cu_seqlens, states, errors)
         ctx.options = scale, n, l2norm
         ctx.set_materialize_grads(False)
@@ -134,9 +134,8 @@ class _Native(torch.autograd.Function):
         q, k, v, beta, g, state, *saved = ctx.saved_tensors
         if dout is None:
             dout = q.new_zeros(*q.shape[:3], v.shape[3])
-        dq, dk, dv, dbeta, dg, dstate = delta_backward(
-            q, k, v, beta, g, state, *saved, dout, dfinal, *ctx.options
-        )
+        backward = direct(q, _backward, delta_backward)
+        dq, dk, dv, dbeta, dg, dstate = backward(q, k, v, beta, g, state, *saved, dout, dfinal, *ctx.options)
         gate, first = None if g is None else dg, None if state is None else dstate
         return dq, dk, dv, dbeta, gate, first, None, None, None, None, None
 

@@ -21,6 +21,7 @@ from statetrack.ops.delta_rule.triton_kernels import fused_back_kernel, fused_ke
 from statetrack.ops.delta_rule.triton_launch import launch
 from statetrack.ops.delta_rule.triton_plan import Plan, constants, make_plan
 from statetrack.ops.derivatives import first_derivative_only
+from statetrack.ops.dispatch import direct
 
 _KERNELS = {
     "fused": fused_kernel,
@@ -74,16 +75,16 @@ def delta_rule_triton(
     inputs = q, k, v, beta, g, state, cu_seqlens
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs):
         return _DeltaRule.apply(*inputs, options, final)
-    o, S, *_ = torch.ops.statetrack.delta_rule_forward(*inputs, *options, False, final)
+    forward = direct(q, _forward, torch.ops.statetrack.delta_rule_forward)
+    o, S, *_ = forward(*inputs, *options, False, final)
     return o, S if final else None
 
 
 class _DeltaRule(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, beta, g, state, cu_seqlens, options, final):
-        o, S, *kept = torch.ops.statetrack.delta_rule_forward(
-            q, k, v, beta, g, state, cu_seqlens, *options, True, final
-        )
+        forward = direct(q, _forward, torch.ops.statetrack.delta_rule_forward)
+        o, S, *kept = forward(q, k, v, beta, g, state, cu_seqlens, *options, True, final)
         ctx.save_for_backward(q, k, v, beta, g, state, cu_seqlens, *kept)
         ctx.options = options
         ctx.set_materialize_grads(False)
@@ -95,7 +96,8 @@ class _DeltaRule(torch.autograd.Function):
         q, k, v, beta, g, state, cu_seqlens, *kept = ctx.saved_tensors
         if dout is None:
             dout = v.new_zeros(*q.shape[:-1], v.shape[-1])
-        dq, dk, dv, dbeta, dg, dstate = torch.ops.statetrack.delta_rule_backward(
+        backward = direct(q, _backward, torch.ops.statetrack.delta_rule_backward)
+        dq, dk, dv, dbeta, dg, dstate = backward(
             q, k, v, beta, g, state, cu_seqlens, kept, dout, dfinal, *ctx.options
         )
         dg, dstate = dg if g is not None else None, dstate if state is not None else None

@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import platform
 import struct
 import sys
 from collections.abc import Callable
@@ -45,6 +46,10 @@ def load(file: Path) -> tuple[dict[str, Callable[..., None]], str]:
 ABSENT: str | None = None
 try:
     CALL, INSTRUCTIONS = load(native.FILE)
+    old = platform.machine().lower() in ("x86_64", "amd64") and INSTRUCTIONS == "portable"
+    if old and "STATETRACK_NATIVE_SET" not in os.environ:
+        ABSENT = "this processor has no AVX2, without which the native CPU backend is the slower one"
+        print(f"statetrack: {ABSENT}; the PyTorch one serves.", file=sys.stderr)
 except (OSError, AttributeError) as error:
     CALL, INSTRUCTIONS = {}, "none"
     ABSENT = f"the native CPU backend was not built ({error})"

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from statetrack.ops.derivatives import first_derivative_only
+from statetrack.ops.dispatch import direct
 from statetrack.ops.native import library
 
 # Steps between saved states: at least the states per channel, so that they are no more numbers than u.
@@ -129,7 +130,8 @@ class _Native(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, u, delta, A, B, C, D, z, bias, state, softplus, extended, keep):
-        out, last, saved = scan_forward(u, delta, A, B, C, D, z, bias, state, softplus, extended, keep)
+        forward = direct(u, _forward, scan_forward)
+        out, last, saved = forward(u, delta, A, B, C, D, z, bias, state, softplus, extended, keep)
         ctx.save_for_backward(u, delta, A, B, C, D, z, bias, saved)
         ctx.options, ctx.has_state = (softplus, extended), state is not None
         ctx.set_materialize_grads(False)
@@ -140,7 +142,8 @@ class _Native(torch.autograd.Function):
     def backward(ctx, dout, dlast):
         u, delta, A, B, C, D, z, bias, saved = ctx.saved_tensors
         dout = torch.zeros_like(u) if dout is None else dout
-        du, ddelta, dA, dB, dC, dD, dz, dbias, dstate = scan_backward(
+        backward = direct(u, _backward, scan_backward)
+        du, ddelta, dA, dB, dC, dD, dz, dbias, dstate = backward(
             u, delta, A, B, C, D, z, bias, saved, dout, dlast, *ctx.options
         )
         dD, dz, dbias = (g if x is not None else None for g, x in ((dD, D), (dz, z), (dbias, bias)))
