@@ -135,3 +135,9 @@ def work_of(case: Case, who: str) -> Work:
 
 def as_dict(case: Case) -> dict:
     return {"kind": type(case).__name__} | dataclasses.asdict(case)
+
+
+def check_chosen(chosen: Callable[[str], bool], names: list[str]) -> None:
+    """Refuse a choice that leaves nothing to measure."""
+    if not any(map(chosen, names)):
+        raise UserError(f"bench: --only matches no case. There are: {'; '.join(names)}.")

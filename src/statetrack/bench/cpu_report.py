@@ -4,19 +4,28 @@ Ours is what `backend="auto"` takes, the native kernels where they were built; "
 backend, is timed beside it.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from statetrack.bench.cases import CPU_CASES, Case, growth_cases
+from statetrack.bench.cases import CPU_CASES, Case, check_chosen, growth_cases
 from statetrack.bench.measure import median_seconds, peak_bytes
 from statetrack.errors import UserError
 from statetrack.ops.native import library
 from statetrack.run import processor
 
 
-def cpu_report(peers: bool, threads: int, seconds: float, growth: bool) -> dict[str, Any]:
-    """Measure and print all of it, float32, forward and backward."""
+def cpu_report(
+    peers: bool,
+    threads: int,
+    seconds: float,
+    growth: bool,
+    chosen: Callable[[str], bool],
+    keep: Callable[[dict[str, Any]], None],
+) -> dict[str, Any]:
+    """Measure and print the cases `chosen` by name, float32; `keep` gets what there is after each."""
+    check_chosen(chosen, [case.name for case in CPU_CASES])
     torch.set_num_threads(threads)
     report: dict[str, Any] = {"comparisons": [], "growth": []}
     print(f"{processor()}, {threads} threads, torch {torch.__version__}, float32")
@@ -25,13 +34,15 @@ def cpu_report(peers: bool, threads: int, seconds: float, growth: bool) -> dict[
         f"{'ours':>9}{'chunked':>9}{'peer ms':>9}{'faster':>8}{'chunked':>9}{'ours MB':>9}{'peer MB':>9}"
     )
     print(f"\n{'op and shape':<34}{columns}  peer")
-    for case in CPU_CASES:
+    for case in filter(lambda case: chosen(case.name), CPU_CASES):
         row = compare(case, seconds, peers)
         report["comparisons"].append(row)
         print(_line(row))
-    if growth:
-        for cases in growth_cases():
+        keep(report)
+    for cases in growth_cases() if growth else ():
+        if chosen(cases[0].name):
             report["growth"].append(_growth(cases, seconds / 3))
+            keep(report)
     return report
 
 

@@ -1,10 +1,12 @@
 """The comparison on a GPU: each op against its peer and against the least time the hardware allows."""
 
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
 import torch
 
+from statetrack.bench.cases import check_chosen
 from statetrack.bench.gpu_cases import GPU_CASES, Ceilings, GpuCase
 from statetrack.bench.gpu_measure import (
     first_call_seconds,
@@ -21,8 +23,11 @@ HEAD = (
 )
 
 
-def gpu_report(peers: bool) -> dict[str, Any]:
-    """Measure and print all of it: forward and backward, milliseconds."""
+def gpu_report(
+    peers: bool, chosen: Callable[[str], bool], keep: Callable[[dict[str, Any]], None]
+) -> dict[str, Any]:
+    """Measure and print the cases `chosen` by name; `keep` gets what there is after each."""
+    check_chosen(chosen, [case.name for case in (*GPU_CASES, *GPU_STEPS)])
     ceilings = measured_ceilings()
     print(
         f"{torch.cuda.get_device_name()}, torch {torch.__version__}: "
@@ -32,10 +37,14 @@ def gpu_report(peers: bool) -> dict[str, Any]:
     print(f"\n{HEAD}")
     report: dict[str, Any] = {"ceilings": asdict(ceilings), "ops": [], "steps": []}
     for case in GPU_CASES:
-        report["ops"].append(_op(case, ceilings, peers))
+        if chosen(case.name):
+            report["ops"].append(_op(case, ceilings, peers))
+            keep(report)
     print(f"\n{'training step':<44}{'ours':>9}{'peer':>9}{'ratio':>8}{'floor':>10}   (ms)")
     for step in GPU_STEPS:
-        report["steps"].append(_step(step, ceilings, peers))
+        if chosen(step.name):
+            report["steps"].append(_step(step, ceilings, peers))
+            keep(report)
     print(f"\n{'first call of a shape':<44}{'ours':>9}{'peer':>9}{'ratio':>8}   (s)")
     for row in report["ops"]:
         cells = [("ours_first_s", 9), ("peer_first_s", 9), ("first_ratio", 8)]

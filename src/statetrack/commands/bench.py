@@ -31,13 +31,14 @@ class BenchOptions:
 
     device: str = "auto"  # auto, cpu or cuda
     peers: bool = True  # run the other libraries too, where they are installed
+    only: str = ""  # only cases whose name contains all of these words, e.g. "delta_rule bf16"
     threads: int = 2  # on a CPU
     seconds: float = 3.0  # per comparison on a CPU
     growth: bool = True  # on a CPU, also time lengths from 1k to 64k
     cold: bool = (
-        False  # on a GPU, with an empty Triton cache: first calls compile and tune (minutes for peers)
+        False  # on a GPU, with an empty Triton cache: first calls compile, and peers tune for minutes
     )
-    json: Path | None = None  # write everything measured to this file
+    json: Path | None = None  # write everything measured to this file, after every case
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -54,19 +55,27 @@ def bench(options: BenchOptions) -> None:
     # transformers advises against its fallback, which is what is timed here
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     report: dict[str, Any] = {"machine": machine(), "cold": options.cold}
+    words = options.only.lower().split()
+
+    def chosen(name: str) -> bool:
+        return all(word in name.lower() for word in words)
+
+    def keep(part: dict[str, Any]) -> None:
+        if options.json:
+            write_json(options.json, report | part)
+
     if resolve_device(options.device).type == "cuda":
         from statetrack.bench.gpu_report import gpu_report
 
         with tempfile.TemporaryDirectory() as empty:
             if options.cold:
                 os.environ["TRITON_CACHE_DIR"] = empty
-            report |= gpu_report(options.peers)
+            gpu_report(options.peers, chosen, keep)
     else:
         from statetrack.bench.cpu_report import cpu_report
 
-        report |= cpu_report(options.peers, options.threads, options.seconds, options.growth)
+        cpu_report(options.peers, options.threads, options.seconds, options.growth, chosen, keep)
     if options.json:
-        write_json(options.json, report)
         print(f"\nWritten to {options.json}")
 
 
