@@ -1,4 +1,4 @@
-"""How an op is reached: through the dispatcher of PyTorch where that is needed, directly elsewhere."""
+"""Ops in the dispatcher of PyTorch, for torch.compile and CUDA graphs, and the direct way past it."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,3 +14,19 @@ def direct(x: Tensor, function: Callable[..., Any], op: Callable[..., Any]) -> C
     """
     plain = type(x) in (Tensor, torch.nn.Parameter) and not torch.compiler.is_compiling()
     return function if plain else op
+
+
+_LIBRARY = torch.library.Library("statetrack", "FRAGMENT")
+
+
+def define(schema: str, function: Callable[..., Any], fake: Callable[..., Any]) -> None:
+    """Make `function` the op statetrack::<name in the schema>; `fake` gives its results without numbers.
+
+    At the lowest level `torch.library` offers: `custom_op` costs several times as much per call. A CPU serves
+    Triton's interpreter.
+    """
+    name = schema.partition("(")[0]
+    _LIBRARY.define(schema)
+    for device in ("CUDA", "CPU"):
+        _LIBRARY.impl(name, function, device)
+    torch.library.register_fake(f"statetrack::{name}", fake, lib=_LIBRARY)

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from statetrack.ops.cross_entropy.triton_kernels import backward_kernel, forward_kernel, mean_kernel
 from statetrack.ops.derivatives import first_derivative_only
+from statetrack.ops.dispatch import define
 
 WIDEST = 1024  # classes: a program holds whole rows
 TILE = 1024  # logits of a program
@@ -75,20 +76,16 @@ def _backward(logits: Tensor, targets: Tensor, count: Tensor, dloss: Tensor, ign
     return dlogits
 
 
-_library = torch.library.Library("statetrack", "FRAGMENT")
-_library.define("cross_entropy(Tensor logits, Tensor targets, int ignore) -> (Tensor, Tensor)")
-_library.define(
-    "cross_entropy_backward(Tensor logits, Tensor targets, Tensor count, Tensor dloss, int ignore) -> Tensor"
-)
-for _device in ("CUDA", "CPU"):  # on a CPU in Triton's interpreter
-    _library.impl("cross_entropy", _forward, _device)
-    _library.impl("cross_entropy_backward", _backward, _device)
-torch.library.register_fake("statetrack::cross_entropy")(_results)
-
-
-@torch.library.register_fake("statetrack::cross_entropy_backward")
-def _(logits, targets, count, dloss, ignore):
+def _backward_fake(logits, targets, count, dloss, ignore):
     return torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
+
+
+define("cross_entropy(Tensor logits, Tensor targets, int ignore) -> (Tensor, Tensor)", _forward, _results)
+define(
+    "cross_entropy_backward(Tensor logits, Tensor targets, Tensor count, Tensor dloss, int ignore) -> Tensor",
+    _backward,
+    _backward_fake,
+)
 
 
 def _setup_context(ctx, inputs, output):

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from statetrack.ops.derivatives import first_derivative_only
+from statetrack.ops.dispatch import define
 from statetrack.ops.embedding.triton_kernels import backward_kernel, forward_kernel
 from statetrack.ops.partial_sums import add_up
 
@@ -58,22 +59,16 @@ def _backward(tokens: Tensor, dout: Tensor, V: int) -> Tensor:
     return add_up(dweights, dout.dtype)
 
 
-_library = torch.library.Library("statetrack", "FRAGMENT")
-_library.define("embedding(Tensor tokens, Tensor weight) -> Tensor")
-_library.define("embedding_backward(Tensor tokens, Tensor dout, int V) -> Tensor")
-for _device in ("CUDA", "CPU"):  # on a CPU in Triton's interpreter
-    _library.impl("embedding", _forward, _device)
-    _library.impl("embedding_backward", _backward, _device)
-
-
-@torch.library.register_fake("statetrack::embedding")
-def _(tokens, weight):
+def _fake(tokens, weight):
     return weight.new_empty(*tokens.shape, weight.shape[1])
 
 
-@torch.library.register_fake("statetrack::embedding_backward")
-def _(tokens, dout, V):
+def _backward_fake(tokens, dout, V):
     return dout.new_empty(V, dout.shape[-1])
+
+
+define("embedding(Tensor tokens, Tensor weight) -> Tensor", _forward, _fake)
+define("embedding_backward(Tensor tokens, Tensor dout, int V) -> Tensor", _backward, _backward_fake)
 
 
 def _setup_context(ctx, inputs, output):

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from statetrack.ops.derivatives import first_derivative_only
+from statetrack.ops.dispatch import define
 from statetrack.ops.partial_sums import add_up
 from statetrack.ops.rms_norm.triton_kernels import backward_kernel, forward_kernel
 
@@ -91,33 +92,27 @@ def _gradients_of(s, weight, dtotal, dout, eps, x_dtype, y_dtype):
     return dx, dy, torch.empty_like(weight)
 
 
-_library = torch.library.Library("statetrack", "FRAGMENT")
-_library.define("rms_norm(Tensor x, Tensor weight, float eps, ScalarType dtype) -> Tensor")
-_library.define(
-    "add_rms_norm(Tensor x, Tensor y, Tensor weight, float eps, ScalarType dtype) -> (Tensor, Tensor)"
-)
-_library.define(
-    "rms_norm_backward(Tensor s, Tensor weight, Tensor? dtotal, Tensor dout, float eps, ScalarType x_dtype,"
-    " ScalarType y_dtype) -> (Tensor, Tensor, Tensor)"
-)
-for _device in ("CUDA", "CPU"):  # on a CPU in Triton's interpreter
-    _library.impl("rms_norm", _plain_forward, _device)
-    _library.impl("add_rms_norm", _add_forward, _device)
-    _library.impl("rms_norm_backward", _backward, _device)
-
-
-@torch.library.register_fake("statetrack::rms_norm")
-def _(x, weight, eps, dtype):
+def _fake(x, weight, eps, dtype):
     return torch.empty_like(x, dtype=dtype)
 
 
-@torch.library.register_fake("statetrack::add_rms_norm")
-def _(x, y, weight, eps, dtype):
+def _add_fake(x, y, weight, eps, dtype):
     total = torch.empty_like(x, dtype=torch.promote_types(x.dtype, y.dtype))
     return total, torch.empty_like(x, dtype=dtype)
 
 
-torch.library.register_fake("statetrack::rms_norm_backward")(_gradients_of)
+define("rms_norm(Tensor x, Tensor weight, float eps, ScalarType dtype) -> Tensor", _plain_forward, _fake)
+define(
+    "add_rms_norm(Tensor x, Tensor y, Tensor weight, float eps, ScalarType dtype) -> (Tensor, Tensor)",
+    _add_forward,
+    _add_fake,
+)
+define(
+    "rms_norm_backward(Tensor s, Tensor weight, Tensor? dtotal, Tensor dout, float eps, ScalarType x_dtype,"
+    " ScalarType y_dtype) -> (Tensor, Tensor, Tensor)",
+    _backward,
+    _gradients_of,
+)
 
 
 class _Norm(torch.autograd.Function):

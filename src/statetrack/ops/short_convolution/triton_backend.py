@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from statetrack.ops.derivatives import first_derivative_only
+from statetrack.ops.dispatch import define
 from statetrack.ops.short_convolution.triton_kernels import backward_kernel, forward_kernel
 
 WIDEST = 8  # taps: each is unrolled
@@ -68,26 +69,22 @@ def _backward(
     return dx, dweights.sum(0).to(weight.dtype), dbias.sum(0).to(weight.dtype if bias is None else bias.dtype)
 
 
-_library = torch.library.Library("statetrack", "FRAGMENT")
-_library.define("short_convolution(Tensor x, Tensor weight, Tensor? bias, bool silu) -> Tensor")
-_library.define(
-    "short_convolution_backward(Tensor x, Tensor weight, Tensor? bias, Tensor dy, bool silu)"
-    " -> (Tensor, Tensor, Tensor)"
-)
-for _device in ("CUDA", "CPU"):  # on a CPU in Triton's interpreter
-    _library.impl("short_convolution", _forward, _device)
-    _library.impl("short_convolution_backward", _backward, _device)
-
-
-@torch.library.register_fake("statetrack::short_convolution")
-def _(x, weight, bias, silu):
+def _fake(x, weight, bias, silu):
     return torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
 
-@torch.library.register_fake("statetrack::short_convolution_backward")
-def _(x, weight, bias, dy, silu):
+def _backward_fake(x, weight, bias, dy, silu):
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     return dx, torch.empty_like(weight), torch.empty_like(weight[:, 0] if bias is None else bias)
+
+
+define("short_convolution(Tensor x, Tensor weight, Tensor? bias, bool silu) -> Tensor", _forward, _fake)
+define(
+    "short_convolution_backward(Tensor x, Tensor weight, Tensor? bias, Tensor dy, bool silu)"
+    " -> (Tensor, Tensor, Tensor)",
+    _backward,
+    _backward_fake,
+)
 
 
 def _setup_context(ctx, inputs, output):

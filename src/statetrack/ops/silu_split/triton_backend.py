@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from statetrack.ops.derivatives import first_derivative_only
+from statetrack.ops.dispatch import define
 from statetrack.ops.silu_split.triton_kernels import backward_kernel, forward_kernel
 
 BN, ROWS = 128, 16  # columns and rows of a program
@@ -50,20 +51,16 @@ def _backward(x: Tensor, dq: Tensor, dk: Tensor, dv: Tensor, dr: Tensor, widths:
     return dx
 
 
-_library = torch.library.Library("statetrack", "FRAGMENT")
-_library.define("silu_split(Tensor x, int[] widths) -> (Tensor, Tensor, Tensor, Tensor)")
-_library.define(
-    "silu_split_backward(Tensor x, Tensor dq, Tensor dk, Tensor dv, Tensor dr, int[] widths) -> Tensor"
-)
-for _device in ("CUDA", "CPU"):  # on a CPU in Triton's interpreter
-    _library.impl("silu_split", _forward, _device)
-    _library.impl("silu_split_backward", _backward, _device)
-torch.library.register_fake("statetrack::silu_split")(_parts)
-
-
-@torch.library.register_fake("statetrack::silu_split_backward")
-def _(x, dq, dk, dv, dr, widths):
+def _backward_fake(x, dq, dk, dv, dr, widths):
     return torch.empty_like(x)
+
+
+define("silu_split(Tensor x, int[] widths) -> (Tensor, Tensor, Tensor, Tensor)", _forward, _parts)
+define(
+    "silu_split_backward(Tensor x, Tensor dq, Tensor dk, Tensor dv, Tensor dr, int[] widths) -> Tensor",
+    _backward,
+    _backward_fake,
+)
 
 
 def _setup_context(ctx, inputs, output):

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from statetrack.ops.derivatives import first_derivative_only
+from statetrack.ops.dispatch import define
 from statetrack.ops.swiglu.triton_kernels import backward_kernel, forward_kernel
 
 TILE = 2048  # values of each half in a program
@@ -47,22 +48,16 @@ def _backward(x: Tensor, dout: Tensor) -> Tensor:
     return dx
 
 
-_library = torch.library.Library("statetrack", "FRAGMENT")
-_library.define("swiglu(Tensor x) -> Tensor")
-_library.define("swiglu_backward(Tensor x, Tensor dout) -> Tensor")
-for _device in ("CUDA", "CPU"):  # on a CPU in Triton's interpreter
-    _library.impl("swiglu", _forward, _device)
-    _library.impl("swiglu_backward", _backward, _device)
-
-
-@torch.library.register_fake("statetrack::swiglu")
-def _(x):
+def _fake(x):
     return x.new_empty(*x.shape[:-1], x.shape[-1] // 2)
 
 
-@torch.library.register_fake("statetrack::swiglu_backward")
-def _(x, dout):
+def _backward_fake(x, dout):
     return torch.empty_like(x)
+
+
+define("swiglu(Tensor x) -> Tensor", _forward, _fake)
+define("swiglu_backward(Tensor x, Tensor dout) -> Tensor", _backward, _backward_fake)
 
 
 def _setup_context(ctx, inputs, output):
