@@ -8,6 +8,7 @@ from torch import Generator
 
 from statetrack.ops.adamw import recorded_adamw
 from statetrack.tasks import IGNORE, TASKS, task
+from statetrack.training.checkpoint import save_checkpoint
 from statetrack.training.data import WIDTHS, batch_length, batch_width, drawn_in_graph, training_batch
 from statetrack.training.loop import new_state
 from statetrack.training.optimizer import learning_rate
@@ -80,3 +81,14 @@ def test_a_step_with_the_recorded_update_is_the_plain_step(small_spec, monkeypat
         torch.testing.assert_close(q, p, rtol=1e-4, atol=1e-6)
     moments = (step.state.optimizer.state_dict()["state"] for step in (plain, recorded))
     torch.testing.assert_close(*moments, rtol=1e-3, atol=1e-6)
+
+
+def test_a_checkpoint_of_the_deepest_word_problem_model_has_under_16_mib(tmp_path):
+    """So that a paper-scale run can be cut into pieces and carried from machine to machine."""
+    from statetrack.experiments.fig_s5 import runs
+
+    spec = next(run.spec for run in runs("paper") if run.label == "DeltaNet [-1,1] (5L)")
+    spec = replace(spec, training=replace(spec.training, batch=1, precision="float32")).resolved()
+    step = TrainingStep(spec, new_state(spec, CPU), print)
+    step()
+    assert save_checkpoint(tmp_path, step.state).stat().st_size < 16 * 2**20
