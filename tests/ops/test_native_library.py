@@ -1,6 +1,7 @@
 """The native library as a whole: threads, forks, instruction sets, and what happens where it is absent."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +16,12 @@ from statetrack.ops.native import library
 
 built = pytest.mark.skipif(library.ABSENT is not None, reason="the native library was not built")
 ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.skipif(not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="there is no C++ compiler")
+def test_it_is_there_wherever_there_is_a_compiler():
+    """Else a broken build would skip every other test of it."""
+    assert library.ABSENT is None or "no AVX2" in library.ABSENT
 
 
 def results():

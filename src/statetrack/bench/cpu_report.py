@@ -23,7 +23,7 @@ def cpu_report(
     growth: bool,
     chosen: Callable[[str], bool],
     keep: Callable[[dict[str, Any]], None],
-) -> dict[str, Any]:
+) -> None:
     """Measure and print the cases `chosen` by name, float32; `keep` gets what there is after each."""
     check_chosen(chosen, [case.name for case in CPU_CASES])
     torch.set_num_threads(threads)
@@ -43,7 +43,6 @@ def cpu_report(
         if chosen(cases[0].name):
             report["growth"].append(_growth(cases, seconds / 3))
             keep(report)
-    return report
 
 
 def compare(case: Case, seconds: float, peers: bool = True) -> dict[str, Any]:

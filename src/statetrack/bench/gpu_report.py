@@ -23,9 +23,7 @@ HEAD = (
 )
 
 
-def gpu_report(
-    peers: bool, chosen: Callable[[str], bool], keep: Callable[[dict[str, Any]], None]
-) -> dict[str, Any]:
+def gpu_report(peers: bool, chosen: Callable[[str], bool], keep: Callable[[dict[str, Any]], None]) -> None:
     """Measure and print the cases `chosen` by name; `keep` gets what there is after each."""
     check_chosen(chosen, [case.name for case in (*GPU_CASES, *GPU_STEPS)])
     ceilings = measured_ceilings()
@@ -49,7 +47,6 @@ def gpu_report(
     for row in report["ops"]:
         cells = [("ours_first_s", 9), ("peer_first_s", 9), ("first_ratio", 8)]
         print(f"{row['case']:<44}" + "".join(_cell(row.get(name), width) for name, width in cells))
-    return report
 
 
 def _op(case: GpuCase, ceilings: Ceilings, peers: bool) -> dict[str, Any]:

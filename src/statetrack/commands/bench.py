@@ -35,9 +35,7 @@ class BenchOptions:
     threads: int = 2  # on a CPU
     seconds: float = 3.0  # per comparison on a CPU
     growth: bool = True  # on a CPU, also time lengths from 1k to 64k
-    cold: bool = (
-        False  # on a GPU, with an empty Triton cache: first calls compile, and peers tune for minutes
-    )
+    cold: bool = False  # on a GPU, from an empty Triton cache: first calls compile, and peers tune
     json: Path | None = None  # write everything measured to this file, after every case
 
 

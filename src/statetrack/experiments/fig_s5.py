@@ -2,11 +2,19 @@
 
 from dataclasses import replace
 
-from statetrack.experiments.item import Claim, Item, LabelledRun, NamedModel, Published, Scale, check_scale
+from statetrack.experiments.item import (
+    PRECISION,
+    Claim,
+    Item,
+    LabelledRun,
+    NamedModel,
+    Published,
+    Scale,
+    check_scale,
+)
 from statetrack.experiments.word_problems import (
     EVALUATION,
     PAPER_TRAINING,
-    PRECISION,
     PROTOCOL,
     Size,
     grid,

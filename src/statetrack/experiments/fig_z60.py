@@ -2,11 +2,18 @@
 
 from dataclasses import replace
 
-from statetrack.experiments.item import Claim, Item, LabelledRun, Published, Scale, check_scale
+from statetrack.experiments.item import (
+    PRECISION,
+    Claim,
+    Item,
+    LabelledRun,
+    Published,
+    Scale,
+    check_scale,
+)
 from statetrack.experiments.word_problems import (
     EVALUATION,
     PAPER_TRAINING,
-    PRECISION,
     PROTOCOL,
     Size,
     grid,

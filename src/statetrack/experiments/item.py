@@ -11,6 +11,7 @@ from statetrack.spec import RunSpec
 
 Scale = Literal["smoke", "quick", "paper"]
 SCALES: tuple[Scale, ...] = ("smoke", "quick", "paper")
+PRECISION = "Layers in bfloat16, recurrences in float32 (the paper does not say)."
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from statetrack.experiments.item import (
+    PRECISION,
     Claim,
     Item,
     LabelledRun,
@@ -125,7 +126,7 @@ DIFFERENCES = {
         "2,048 test sequences instead of 8,192; models of ours on parity only.",
         *_ALWAYS,
     ),
-    "paper": ("Layers in bfloat16, recurrences in float32 (the paper does not say).", *_ALWAYS),
+    "paper": (PRECISION, *_ALWAYS),
 }
 
 

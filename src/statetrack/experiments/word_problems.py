@@ -23,7 +23,6 @@ PROTOCOL = TrainingConfig(
 )
 # The paper does not say; the kernels its authors used take bfloat16. Recurrences keep float32.
 PAPER_TRAINING = replace(PROTOCOL, precision="bfloat16")
-PRECISION = "Layers in bfloat16, recurrences in float32 (the paper does not say)."
 EVALUATION = EvaluationConfig(eval_samples=40_000, eval_batch=500)
 
 

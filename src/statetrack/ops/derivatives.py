@@ -1,9 +1,15 @@
-"""Hand-written backwards give first derivatives only, and say so."""
+"""When gradients are wanted; and hand-written backwards give first derivatives only, and say so."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
+from torch import Tensor
+
+
+def wants_gradient(inputs: Iterable[Tensor | None]) -> bool:
+    """Whether a backward may follow, and what it needs is to be kept."""
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
 
 
 def first_derivative_only(backward: Callable) -> Callable:

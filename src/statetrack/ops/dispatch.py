@@ -19,7 +19,12 @@ def direct(x: Tensor, function: Callable[..., Any], op: Callable[..., Any]) -> C
 _LIBRARY = torch.library.Library("statetrack", "FRAGMENT")
 
 
-def define(schema: str, function: Callable[..., Any], fake: Callable[..., Any]) -> None:
+def define(
+    schema: str,
+    function: Callable[..., Any],
+    fake: Callable[..., Any],
+    devices: tuple[str, ...] = ("CUDA", "CPU"),
+) -> None:
     """Make `function` the op statetrack::<name in the schema>; `fake` gives its results without numbers.
 
     At the lowest level `torch.library` offers: `custom_op` costs several times as much per call. A CPU serves
@@ -27,6 +32,6 @@ def define(schema: str, function: Callable[..., Any], fake: Callable[..., Any]) 
     """
     name = schema.partition("(")[0]
     _LIBRARY.define(schema)
-    for device in ("CUDA", "CPU"):
+    for device in devices:
         _LIBRARY.impl(name, function, device)
     torch.library.register_fake(f"statetrack::{name}", fake, lib=_LIBRARY)

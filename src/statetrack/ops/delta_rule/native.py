@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from statetrack.ops.derivatives import first_derivative_only
-from statetrack.ops.dispatch import direct
+from statetrack.ops.derivatives import first_derivative_only, wants_gradient
+from statetrack.ops.dispatch import define, direct
 from statetrack.ops.native import library
 
 
@@ -25,7 +25,7 @@ def delta_rule_native(
     inputs = [x if x is None or x.dtype == torch.float32 else x.float() for x in (q, k, v, beta, g, state)]
     if cu_seqlens is not None:
         cu_seqlens = cu_seqlens.long().contiguous()
-    keep = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
+    keep = wants_gradient(inputs)
     return _Native.apply(*inputs, cu_seqlens, scale, householders, l2norm, keep)
 
 
@@ -140,28 +140,31 @@ class _Native(torch.autograd.Function):
         return dq, dk, dv, dbeta, gate, first, None, None, None, None, None
 
 
-OPS = torch.library.Library("statetrack", "FRAGMENT")
-INPUTS = "Tensor q, Tensor k, Tensor v, Tensor beta, Tensor? g, Tensor? state, Tensor? cu_seqlens"
-OPTIONS = "float scale, int n, bool l2norm"
-OPS.define(f"native_delta_forward({INPUTS}, {OPTIONS}, bool keep) -> (Tensor, Tensor, Tensor, Tensor)")
-OPS.define(
-    f"native_delta_backward({INPUTS}, Tensor states, Tensor errors, Tensor dout, Tensor? dfinal, {OPTIONS}) "
-    "-> Tensor[]"
-)
-OPS.impl("native_delta_forward", _forward, "CPU")
-OPS.impl("native_delta_backward", _backward, "CPU")
-delta_forward = torch.ops.statetrack.native_delta_forward.default
-delta_backward = torch.ops.statetrack.native_delta_backward.default
-
-
-@torch.library.register_fake("statetrack::native_delta_forward", lib=OPS)
-def _(q, k, v, beta, g, state, cu_seqlens, scale, n, l2norm, keep):
+def _forward_fake(q, k, v, beta, g, state, cu_seqlens, scale, n, l2norm, keep):
     (B, _, H, K), V = q.shape, v.shape[-1]
     sequences = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
     final = q.new_empty(sequences, H, K, V)
     return q.new_empty(*q.shape[:3], V), final, *_saved(q, v, cu_seqlens, n, keep)
 
 
-@torch.library.register_fake("statetrack::native_delta_backward", lib=OPS)
-def _(q, k, v, beta, g, state, cu_seqlens, states, errors, dout, dfinal, scale, n, l2norm):
+def _backward_fake(q, k, v, beta, g, state, cu_seqlens, states, errors, dout, dfinal, scale, n, l2norm):
     return _gradients(q, k, v, g, state)
+
+
+INPUTS = "Tensor q, Tensor k, Tensor v, Tensor beta, Tensor? g, Tensor? state, Tensor? cu_seqlens"
+OPTIONS = "float scale, int n, bool l2norm"
+define(
+    f"native_delta_forward({INPUTS}, {OPTIONS}, bool keep) -> (Tensor, Tensor, Tensor, Tensor)",
+    _forward,
+    _forward_fake,
+    devices=("CPU",),
+)
+define(
+    f"native_delta_backward({INPUTS}, Tensor states, Tensor errors, Tensor dout, Tensor? dfinal, {OPTIONS}) "
+    "-> Tensor[]",
+    _backward,
+    _backward_fake,
+    devices=("CPU",),
+)
+delta_forward = torch.ops.statetrack.native_delta_forward.default
+delta_backward = torch.ops.statetrack.native_delta_backward.default

@@ -1,7 +1,4 @@
-"""The Triton backend of the delta rule: two `torch.library` ops, forward and backward, around the kernels.
-
-They are defined through `Library`, not `custom_op`: its checks cost more time per call than a small kernel.
-"""
+"""The Triton backend of the delta rule: two `torch.library` ops, forward and backward, around the kernels."""
 
 import functools
 
@@ -20,8 +17,8 @@ from statetrack.ops.delta_rule.triton_chunk_kernels import (
 from statetrack.ops.delta_rule.triton_kernels import fused_back_kernel, fused_kernel
 from statetrack.ops.delta_rule.triton_launch import launch
 from statetrack.ops.delta_rule.triton_plan import Plan, constants, make_plan
-from statetrack.ops.derivatives import first_derivative_only
-from statetrack.ops.dispatch import direct
+from statetrack.ops.derivatives import first_derivative_only, wants_gradient
+from statetrack.ops.dispatch import define, direct
 
 _KERNELS = {
     "fused": fused_kernel,
@@ -33,17 +30,6 @@ _KERNELS = {
     "sweep_back": sweep_back_kernel,
     "gradients": gradients_kernel,
 }
-_LIBRARY = torch.library.Library("statetrack", "FRAGMENT")
-_SHARED = "Tensor q, Tensor k, Tensor v, Tensor beta, Tensor? g, Tensor? state, Tensor? cu_seqlens"
-_OPTIONS = "float scale, int n, bool l2norm, float sigmoid"
-_LIBRARY.define(
-    f"delta_rule_forward({_SHARED}, {_OPTIONS}, bool save, bool want_final) -> Tensor[]",
-    tags=torch.Tag.pt2_compliant_tag,
-)
-_LIBRARY.define(
-    f"delta_rule_backward({_SHARED}, Tensor[] kept, Tensor dout, Tensor? dfinal, {_OPTIONS}) -> Tensor[]",
-    tags=torch.Tag.pt2_compliant_tag,
-)
 
 
 def delta_rule_triton(
@@ -73,7 +59,7 @@ def delta_rule_triton(
     g = None if g is None else floor_decay(g.float())
     options = scale, householders, l2norm, beta_from_logits or 0.0
     inputs = q, k, v, beta, g, state, cu_seqlens
-    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs):
+    if wants_gradient(inputs):
         return _DeltaRule.apply(*inputs, options, final)
     forward = direct(q, _forward, torch.ops.statetrack.delta_rule_forward)
     o, S, *_ = forward(*inputs, *options, False, final)
@@ -255,7 +241,13 @@ def _backward(
     return gradients
 
 
-_LIBRARY.impl("delta_rule_forward", _forward, "CompositeExplicitAutograd")
-_LIBRARY.impl("delta_rule_backward", _backward, "CompositeExplicitAutograd")
-torch.library.register_fake("statetrack::delta_rule_forward", _results)
-torch.library.register_fake("statetrack::delta_rule_backward", _gradients)
+_SHARED = "Tensor q, Tensor k, Tensor v, Tensor beta, Tensor? g, Tensor? state, Tensor? cu_seqlens"
+_OPTIONS = "float scale, int n, bool l2norm, float sigmoid"
+define(
+    f"delta_rule_forward({_SHARED}, {_OPTIONS}, bool save, bool want_final) -> Tensor[]", _forward, _results
+)
+define(
+    f"delta_rule_backward({_SHARED}, Tensor[] kept, Tensor dout, Tensor? dfinal, {_OPTIONS}) -> Tensor[]",
+    _backward,
+    _gradients,
+)

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from statetrack.ops.derivatives import first_derivative_only
-from statetrack.ops.dispatch import direct
+from statetrack.ops.derivatives import first_derivative_only, wants_gradient
+from statetrack.ops.dispatch import define, direct
 from statetrack.ops.native import library
 
 # Steps between saved states: at least the states per channel, so that they are no more numbers than u.
@@ -33,7 +33,7 @@ def selective_scan_native(
         x if x is None or x.dtype == torch.float32 else x.float()
         for x in (u, delta, A, B, C, D, z, delta_bias, state)
     ]
-    keep = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
+    keep = wants_gradient(inputs)
     return _Native.apply(*inputs, delta_softplus, eigenvalues == "[-1,1]", keep)
 
 
@@ -151,27 +151,28 @@ class _Native(torch.autograd.Function):
         return du, ddelta, dA, dB, dC, dD, dz, dbias, dstate, None, None, None
 
 
-OPS = torch.library.Library("statetrack", "FRAGMENT")
-INPUTS = "Tensor u, Tensor delta, Tensor A, Tensor B, Tensor C, Tensor? D, Tensor? z, Tensor? bias"
-OPS.define(
-    f"native_scan_forward({INPUTS}, Tensor? state, bool softplus, bool extended, bool keep) "
-    "-> (Tensor, Tensor, Tensor)"
-)
-OPS.define(
-    f"native_scan_backward({INPUTS}, Tensor saved, Tensor dout, Tensor? dlast, bool softplus, bool extended) "
-    "-> Tensor[]"
-)
-OPS.impl("native_scan_forward", _forward, "CPU")
-OPS.impl("native_scan_backward", _backward, "CPU")
-scan_forward = torch.ops.statetrack.native_scan_forward.default
-scan_backward = torch.ops.statetrack.native_scan_backward.default
-
-
-@torch.library.register_fake("statetrack::native_scan_forward", lib=OPS)
-def _(u, delta, A, B, C, D, z, bias, state, softplus, extended, keep):
+def _forward_fake(u, delta, A, B, C, D, z, bias, state, softplus, extended, keep):
     return torch.empty_like(u), u.new_empty(u.shape[0], u.shape[1], A.shape[1]), _saved(u, A, keep)
 
 
-@torch.library.register_fake("statetrack::native_scan_backward", lib=OPS)
-def _(u, delta, A, B, C, D, z, bias, saved, dout, dlast, softplus, extended):
+def _backward_fake(u, delta, A, B, C, D, z, bias, saved, dout, dlast, softplus, extended):
     return _gradients(u, A, z)
+
+
+INPUTS = "Tensor u, Tensor delta, Tensor A, Tensor B, Tensor C, Tensor? D, Tensor? z, Tensor? bias"
+define(
+    f"native_scan_forward({INPUTS}, Tensor? state, bool softplus, bool extended, bool keep) "
+    "-> (Tensor, Tensor, Tensor)",
+    _forward,
+    _forward_fake,
+    devices=("CPU",),
+)
+define(
+    f"native_scan_backward({INPUTS}, Tensor saved, Tensor dout, Tensor? dlast, bool softplus, bool extended) "
+    "-> Tensor[]",
+    _backward,
+    _backward_fake,
+    devices=("CPU",),
+)
+scan_forward = torch.ops.statetrack.native_scan_forward.default
+scan_backward = torch.ops.statetrack.native_scan_backward.default

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from statetrack.ops.derivatives import first_derivative_only
-from statetrack.ops.dispatch import direct
+from statetrack.ops.derivatives import first_derivative_only, wants_gradient
+from statetrack.ops.dispatch import define, direct
 from statetrack.ops.selective_scan.triton_backward import (
     backward_kernel,
     backward_segment_kernel,
@@ -78,7 +78,7 @@ def selective_scan_triton(
         B, C = B.float(), C.float()
     state = None if state is None else state.float()
     inputs = (u, delta, A, B, C, D, z, delta_bias, state)
-    save = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
+    save = wants_gradient(inputs)
     forward = direct(u, _Scan.apply if save else _forward, torch.ops.statetrack.selective_scan_forward)
     out, last, _ = forward(*inputs, delta_softplus, eigenvalues == "[-1,1]", save)
     return out, last
@@ -264,22 +264,21 @@ class _Scan(torch.autograd.Function):
     backward = staticmethod(_backward_formula)
 
 
-# Defined at the lowest level `torch.library` offers: `custom_op` costs several times as much per call.
-_LIBRARY = torch.library.Library("statetrack", "FRAGMENT")
 _INPUTS = "Tensor u, Tensor delta, Tensor A, Tensor B, Tensor C, "
 _INPUTS += "Tensor? D, Tensor? z, Tensor? bias, Tensor? state"
 _FLAGS = "bool softplus, bool extended"
-_LIBRARY.define(f"selective_scan_forward({_INPUTS}, {_FLAGS}, bool save) -> (Tensor, Tensor, Tensor)")
-_LIBRARY.define(
+define(
+    f"selective_scan_forward({_INPUTS}, {_FLAGS}, bool save) -> (Tensor, Tensor, Tensor)",
+    _forward,
+    _forward_fake,
+)
+define(
     f"selective_scan_backward({_INPUTS}, Tensor saved, Tensor dout, Tensor? dlast, {_FLAGS}) -> ("
     + ", ".join(["Tensor"] * 9)
-    + ")"
+    + ")",
+    _backward,
+    _backward_fake,
 )
-for _device in ("CUDA", "CPU"):
-    _LIBRARY.impl("selective_scan_forward", _forward, _device)
-    _LIBRARY.impl("selective_scan_backward", _backward, _device)
-torch.library.register_fake("statetrack::selective_scan_forward", _forward_fake, lib=_LIBRARY)
-torch.library.register_fake("statetrack::selective_scan_backward", _backward_fake, lib=_LIBRARY)
 torch.library.register_autograd(
-    "statetrack::selective_scan_forward", _backward_formula, setup_context=_setup_context, lib=_LIBRARY
+    "statetrack::selective_scan_forward", _backward_formula, setup_context=_setup_context
 )

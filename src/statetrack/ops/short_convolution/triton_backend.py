@@ -7,6 +7,7 @@ from torch import Tensor
 
 from statetrack.ops.derivatives import first_derivative_only
 from statetrack.ops.dispatch import define
+from statetrack.ops.partial_sums import add_up
 from statetrack.ops.short_convolution.triton_kernels import backward_kernel, forward_kernel
 
 WIDEST = 8  # taps: each is unrolled
@@ -66,7 +67,8 @@ def _backward(
         x, weight, weight if bias is None else bias, dy, dx, dweights, dbias, x.shape[1], C,
         x.stride(0), x.stride(1), dy.stride(0), dy.stride(1), **_constants(weight, bias, silu),
     )  # fmt: skip
-    return dx, dweights.sum(0).to(weight.dtype), dbias.sum(0).to(weight.dtype if bias is None else bias.dtype)
+    dbias = dbias.new_empty(0) if bias is None else add_up(dbias, bias.dtype)
+    return dx, add_up(dweights, weight.dtype), dbias
 
 
 def _fake(x, weight, bias, silu):
@@ -75,7 +77,11 @@ def _fake(x, weight, bias, silu):
 
 def _backward_fake(x, weight, bias, dy, silu):
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    return dx, torch.empty_like(weight), torch.empty_like(weight[:, 0] if bias is None else bias)
+    return (
+        dx,
+        torch.empty_like(weight),
+        x.new_empty(0, dtype=torch.float32) if bias is None else torch.empty_like(bias),
+    )
 
 
 define("short_convolution(Tensor x, Tensor weight, Tensor? bias, bool silu) -> Tensor", _forward, _fake)
