@@ -45,15 +45,23 @@ class Compiled:
 
 
 def compile_sm90(
-    kernel: str, types: dict[str, str], constants: dict, num_warps: int, num_stages: int = 3
+    kernel: str,
+    types: dict[str, str],
+    constants: dict,
+    num_warps: int,
+    num_stages: int = 3,
+    registers: int | None = None,
 ) -> Compiled:
     """Compile `kernel`, given as "module:function".
 
     `types` names every run-time argument ("*fp32", "*bf16", "i32", "fp32", ...); pointers count as aligned
-    to 16 bytes, as torch allocates them. `constants` names every constexpr.
+    to 16 bytes, as torch allocates them. `constants` names every constexpr, `registers` the most a thread may
+    have, if that is limited.
     """
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    options = {"num_warps": num_warps, "num_stages": num_stages}
+    options = {"num_warps": num_warps, "num_stages": num_stages} | (
+        {"maxnreg": registers} if registers else {}
+    )
     command = [sys.executable, "-c", WORKER, json.dumps([kernel, types, constants, options])]
     result = subprocess.run(command, env=environment, capture_output=True, text=True)
     if result.returncode:

@@ -3,12 +3,15 @@
 Both families are run: one kernel each way for short sequences, the chunked form for the rest.
 """
 
+from dataclasses import replace
+
 import pytest
 import torch
 from delta_inputs import OPTIONS, assert_same, random_inputs, run
 
+from statetrack.errors import UserError
 from statetrack.ops import delta_rule
-from statetrack.ops.delta_rule import triton_plan
+from statetrack.ops.delta_rule import triton_backend, triton_calls, triton_plan
 
 
 @pytest.fixture
@@ -19,13 +22,20 @@ def device():
 @pytest.fixture(params=["fused", "chunked", "many"])
 def family(request, monkeypatch):
     """One kernel each way; chunks with few sequences, six kernels; chunks with many, four."""
-    triton_plan.make_plan.cache_clear()
+    forget()
     if request.param != "fused":
         monkeypatch.setattr(triton_plan, "FUSED", 0)
     if request.param == "many":
         monkeypatch.setattr(triton_plan, "MULTIPROCESSORS", 0)
     yield request.param
+    forget()
+
+
+def forget():
+    """The plans and launches made so far."""
     triton_plan.make_plan.cache_clear()
+    triton_backend.FORWARD_CALLS.clear()
+    triton_backend.BACKWARD_CALLS.clear()
 
 
 def compare(inputs, device, dtype=torch.float32, tolerance=1e-4, **options):
@@ -37,13 +47,37 @@ def compare(inputs, device, dtype=torch.float32, tolerance=1e-4, **options):
 
 @pytest.mark.parametrize("T", [1, 15, 16, 17, 31, 32, 33, 70])
 def test_lengths_around_the_chunk(T, family, device):
-    compare(random_inputs(B=2, T=T, H=1, state=True), device)
+    compare(random_inputs(B=2, T=T, H=1, state=family != "fused"), device)
 
 
 @pytest.mark.parametrize("T", [1, 33])
 def test_float16(T, family, device):
     # results are rounded once, to 1e-3
-    compare(random_inputs(B=1, T=T, H=2, state=True), device, torch.float16, tolerance=1e-2)
+    compare(random_inputs(B=1, T=T, H=2, state=family != "fused"), device, torch.float16, tolerance=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("T", "n", "K", "V"),
+    [(39, 1, 24, 32), (48, 1, 32, 16), (32, 2, 32, 32), (100, 1, 8, 20), (128, 1, 16, 16)],
+)
+def test_the_longest_sequences_of_one_program(T, n, K, V, device):
+    inputs = random_inputs(B=1, T=T, H=2, K=K, V=V, n=n)
+    compare(inputs, device, householders=n, use_qk_l2norm_in_kernel=True)
+
+
+@pytest.mark.parametrize("max_seqlen", [37, 128, 129])
+@pytest.mark.parametrize("n", [1, 2])
+def test_packed_sequences_known_to_be_short(n, max_seqlen, device):
+    """With empty ones between and at the ends; above 128 steps they take the chunked form."""
+    bounds = torch.tensor([0, 0, 5, 5, 42, 43, 43], device=device)
+    options = {"householders": n, "cu_seqlens": bounds, "max_seqlen": max_seqlen}
+    compare(random_inputs(B=1, T=43, H=2, K=20, V=18, n=n, sequences=6), device, **options)
+
+
+def test_a_longest_length_needs_packed_sequences(device):
+    inputs = {name: x.float().to(device) for name, x in random_inputs().items()}
+    with pytest.raises(UserError, match="only with cu_seqlens"):
+        delta_rule(**inputs, max_seqlen=7)
 
 
 @pytest.mark.parametrize(("given_inputs", "options"), OPTIONS)
@@ -61,6 +95,21 @@ def test_packed_sequences(bounds, given_inputs, options, device):
 @pytest.mark.parametrize(("K", "V"), [(24, 60), (60, 24), (128, 16), (16, 128), (200, 40)])
 def test_widths(K, V, device):
     compare(random_inputs(B=1, T=35, H=1, K=K, V=V, state=True), device, use_qk_l2norm_in_kernel=True)
+
+
+@pytest.mark.parametrize(("given_inputs", "options"), OPTIONS)
+def test_gradients_of_q_and_k_apart(given_inputs, options, device, monkeypatch):
+    """As in chunks of 64 rows of bfloat16, which the interpreter cannot do: the first launch hands dM on."""
+
+    def plan(*args):
+        return replace(make_plan(*args), gradients_apart=triton_plan.Launch(4, 16))
+
+    make_plan = triton_plan.make_plan.__wrapped__
+    monkeypatch.setattr(triton_plan, "FUSED", 0)
+    monkeypatch.setattr(triton_calls, "make_plan", plan)
+    forget()
+    compare(random_inputs(B=1, T=22, H=2, K=5, V=18, **given_inputs), device, **options)
+    forget()
 
 
 @pytest.mark.parametrize("low", [0.0, 1.5])
@@ -121,16 +170,18 @@ def test_second_derivatives_are_refused_not_wrong(device):
         torch.autograd.grad(o.sum(), inputs["v"], create_graph=True)
 
 
+@pytest.mark.parametrize("gate", [False, True])
 @pytest.mark.parametrize("cu_seqlens", [None, [0, 7, 20]])
-def test_the_ops_describe_their_results(cu_seqlens, family, device):
+def test_the_ops_describe_their_results(cu_seqlens, gate, family, device):
     """Fake and real implementations agree in shape, dtype and strides, so torch.compile can trust them."""
-    inputs = {name: x.float().to(device) for name, x in random_inputs(B=1, T=20, gate=True).items()}
+    inputs = [x.float().to(device) for x in random_inputs(B=1, T=20, gate=gate).values()]
+    inputs += [None] * (6 - len(inputs))  # no gate, no first state
     bounds = None if cu_seqlens is None else torch.tensor(cu_seqlens, device=device)
-    forward = (*inputs.values(), None, bounds, 0.5, 1, True, 2.0, True, True)
+    forward = (*inputs, bounds, 0.5, 1, True, 2.0, 0, True, True)
     op = torch.ops.statetrack.delta_rule_forward.default
     torch.library.opcheck(op, forward, test_utils=("test_schema", "test_faketensor"))
     o, _, *kept = op(*forward)
-    backward = (*inputs.values(), None, bounds, kept, torch.ones_like(o), None, 0.5, 1, True, 2.0)
+    backward = (*inputs, bounds, kept, torch.ones_like(o), None, 0.5, 1, True, 2.0, 0)
     op = torch.ops.statetrack.delta_rule_backward.default
     torch.library.opcheck(op, backward, test_utils=("test_schema", "test_faketensor"))
 

@@ -2,12 +2,13 @@
 
 import importlib.util
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 
 import torch
 from torch import Tensor
 
 from statetrack.errors import UserError, unknown_name
+from statetrack.ops.remembered import Memory, signature
 
 # "auto" takes the first backend of this list that the op has and that can run there.
 NAMES = ("auto", "reference", "chunked", "native", "triton")
@@ -59,3 +60,12 @@ def pick_backend(
         if name in loaders and not refusal(name):
             return loaders[name]()
     raise UserError(f"{op}: no backend runs on {device}; the op has {', '.join(loaders)}.")
+
+
+def choose_once(
+    choices: Memory, options: Hashable, inputs: tuple[Tensor | None, ...], choose: Callable[[], Callable]
+) -> Callable:
+    """What `choose` gives, which may look at `options`, and at shapes, dtypes and devices of the inputs."""
+    found = signature(*inputs)
+    key = None if found is None else (options, os.environ.get("STATETRACK_BACKEND"), found)
+    return choices.recall(key, choose)

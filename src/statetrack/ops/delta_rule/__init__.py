@@ -2,13 +2,15 @@
 
 import contextlib
 import itertools
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from statetrack.errors import UserError
 from statetrack.ops import checks
-from statetrack.ops.backends import no_triton, pick_backend
+from statetrack.ops.backends import choose_once, no_triton, pick_backend
+from statetrack.ops.remembered import Memory
 
 
 def _reference():
@@ -36,8 +38,8 @@ def _native():
 
 
 # A backend is a function with the arguments of `delta_rule_reference`.
-DOES_MORE = ("delta_rule_triton",)  # takes logits of beta, and leaves out last states nobody asked for
 BACKENDS = {"reference": _reference, "chunked": _chunked, "native": _native, "triton": _triton}
+_choices = Memory()
 
 
 def _triton_refuses(q: Tensor, v: Tensor) -> str | None:
@@ -71,6 +73,7 @@ def delta_rule(
     output_final_state: bool = False,
     use_qk_l2norm_in_kernel: bool = False,
     cu_seqlens: Tensor | None = None,
+    max_seqlen: int | None = None,
     beta_from_logits: float | None = None,
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor | None]:
@@ -78,21 +81,28 @@ def delta_rule(
 
     The contract is flash-linear-attention's: time before heads, `scale` defaults to K^-1/2, outputs in
     the dtype of v, states in float32 (float64 when q is), `final_state` None unless asked for.
-    `cu_seqlens` (N + 1 offsets in tokens, B = 1) packs N sequences into one row.
+    `cu_seqlens` (N + 1 offsets in tokens, B = 1) packs N sequences into one row. Where they are known to be
+    short, say so: `max_seqlen`, no less than the longest in tokens, lets a GPU take kernels made for that.
     Keys need unit norm for the eigenvalues to stay in [-1, 1]: pass them normalised, or set
     `use_qk_l2norm_in_kernel`, which also spares low-precision keys a rounding after normalisation.
     With `beta_from_logits` = s, `beta` holds logits x and the rule runs with s sigmoid(x), in float32.
     """
-    _check(q, k, v, beta, g, householders, initial_state, cu_seqlens)
+    if not isinstance(householders, int) or householders < 1:
+        raise UserError(
+            f"delta_rule: householders is {householders!r}, expected a whole number of at least 1."
+        )
+    if max_seqlen is not None and (cu_seqlens is None or not isinstance(max_seqlen, int) or max_seqlen < 0):
+        raise UserError(
+            f"delta_rule: max_seqlen is {max_seqlen!r}, expected a whole number, and only with cu_seqlens."
+        )
+    inputs = q, k, v, beta, g, initial_state, cu_seqlens
+    run = choose_once(
+        _choices, (backend, householders), inputs, lambda: _choose(backend, householders, *inputs)
+    )
+    if cu_seqlens is not None:
+        _check_offsets(cu_seqlens, q.shape[1])
     if checks.is_checked():
         _check_values(q, k, v, beta, g, initial_state, use_qk_l2norm_in_kernel, beta_from_logits)
-    refusals = {"triton": lambda: _triton_refuses(q, v), "native": lambda: _native_refuses(q, v)}
-    run = pick_backend("delta_rule", backend, q.device, BACKENDS, refusals)
-    inside = {}
-    if run.__name__ in DOES_MORE:
-        inside = {"beta_from_logits": beta_from_logits, "final": output_final_state}
-    elif beta_from_logits is not None:
-        beta = beta_from_logits * torch.sigmoid(beta.to(torch.promote_types(beta.dtype, torch.float32)))
     # Autocast would run the products inside in half precision.
     autocast = torch.is_autocast_enabled(q.device.type)
     with torch.autocast(q.device.type, enabled=False) if autocast else contextlib.nullcontext():
@@ -107,15 +117,23 @@ def delta_rule(
             householders=householders,
             l2norm=use_qk_l2norm_in_kernel,
             cu_seqlens=cu_seqlens,
-            **inside,
+            max_seqlen=max_seqlen,
+            beta_from_logits=beta_from_logits,
+            final=output_final_state,
         )
-    return o.to(v.dtype), final_state if output_final_state else None
+    o = o if o.dtype == v.dtype else o.to(v.dtype)
+    return o, final_state if output_final_state else None
+
+
+def _choose(backend: str, householders: int, q, k, v, beta, g, initial_state, cu_seqlens) -> Callable:
+    """The backend for these inputs, their shapes, dtypes and devices checked."""
+    _check(q, k, v, beta, g, householders, initial_state, cu_seqlens)
+    refusals = {"triton": lambda: _triton_refuses(q, v), "native": lambda: _native_refuses(q, v)}
+    return pick_backend("delta_rule", backend, q.device, BACKENDS, refusals)
 
 
 def _check(q, k, v, beta, g, householders, initial_state, cu_seqlens) -> None:
     op, order = "delta_rule", "Time comes before heads in this library."
-    if not isinstance(householders, int) or householders < 1:
-        raise UserError(f"{op}: householders is {householders!r}, expected a whole number of at least 1.")
     given = {"q": q, "k": k, "v": v, "beta": beta, "g": g}
     given |= {"initial_state": initial_state, "cu_seqlens": cu_seqlens}
     for name, x in given.items():
@@ -137,14 +155,14 @@ def _check(q, k, v, beta, g, householders, initial_state, cu_seqlens) -> None:
         checks.check_shape(op, "g", g, (B, T, H), "(batch, time, heads)", order)
     sequences = B
     if cu_seqlens is not None:
-        sequences = _check_cu_seqlens(cu_seqlens, B, T)
+        sequences = _check_cu_seqlens(cu_seqlens, B)
     if initial_state is not None:
         checks.check_shape(
             op, "initial_state", initial_state, (sequences, H, K, V), "(sequences, heads, K, V)"
         )
 
 
-def _check_cu_seqlens(cu_seqlens: Tensor, B: int, T: int) -> int:
+def _check_cu_seqlens(cu_seqlens: Tensor, B: int) -> int:
     op = "delta_rule"
     if B != 1:
         raise UserError(
@@ -155,12 +173,17 @@ def _check_cu_seqlens(cu_seqlens: Tensor, B: int, T: int) -> int:
             f"{op}: cu_seqlens has shape {tuple(cu_seqlens.shape)} and dtype {cu_seqlens.dtype}, expected a "
             f"vector of at least two integer offsets, such as [0, 3, 7]."
         )
+    return cu_seqlens.numel() - 1
+
+
+def _check_offsets(cu_seqlens: Tensor, T: int) -> None:
     # Reading offsets back from a GPU costs a sync, so their values are checked there in checked mode only.
     if cu_seqlens.device.type == "cpu" or checks.is_checked():
         bounds = cu_seqlens.tolist()
         if bounds[0] != 0 or bounds[-1] != T or any(a > b for a, b in itertools.pairwise(bounds)):
-            raise UserError(f"{op}: cu_seqlens is {bounds}, expected offsets that rise from 0 to time = {T}.")
-    return cu_seqlens.numel() - 1
+            raise UserError(
+                f"delta_rule: cu_seqlens is {bounds}, expected offsets that rise from 0 to time = {T}."
+            )
 
 
 def _check_values(q, k, v, beta, g, initial_state, l2norm, logits) -> None:

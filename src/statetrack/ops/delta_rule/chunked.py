@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from statetrack.ops.delta_rule.layout import DenseLayout, PackedLayout, make_layout
-from statetrack.ops.delta_rule.reference import floor_decay, l2_normalise
+from statetrack.ops.delta_rule.reference import floor_decay, l2_normalise, strengths
 from statetrack.ops.derivatives import first_derivative_only
 
 
@@ -36,8 +36,12 @@ def delta_rule_chunked(
     householders: int,
     l2norm: bool,
     cu_seqlens: Tensor | None,
+    beta_from_logits: float | None = None,
+    final: bool = True,
+    max_seqlen: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Same arguments and results as `delta_rule_reference`."""
+    beta = strengths(beta, beta_from_logits)
     dtype = torch.promote_types(q.dtype, torch.float32)
     q, k, v, beta = (x.to(dtype) for x in (q, k, v, beta))
     g = None if g is None else floor_decay(g.to(dtype))

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from statetrack.ops.delta_rule.reference import strengths
 from statetrack.ops.derivatives import first_derivative_only, wants_gradient
 from statetrack.ops.dispatch import define, direct
 from statetrack.ops.native import library
@@ -20,8 +21,12 @@ def delta_rule_native(
     householders: int,
     l2norm: bool,
     cu_seqlens: Tensor | None,
+    beta_from_logits: float | None = None,
+    final: bool = True,
+    max_seqlen: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Same arguments and results as `delta_rule_reference`, in float32 whatever the inputs."""
+    beta = strengths(beta, beta_from_logits)
     inputs = [x if x is None or x.dtype == torch.float32 else x.float() for x in (q, k, v, beta, g, state)]
     if cu_seqlens is not None:
         cu_seqlens = cu_seqlens.long().contiguous()

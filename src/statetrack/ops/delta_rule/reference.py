@@ -18,6 +18,9 @@ def delta_rule_reference(
     householders: int,
     l2norm: bool,
     cu_seqlens: Tensor | None,
+    beta_from_logits: float | None = None,
+    final: bool = True,
+    max_seqlen: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Run the recurrence of Eq. 1 with the DeltaNet row of Table 1.
 
@@ -27,8 +30,10 @@ def delta_rule_reference(
     state (N, H, K, V), where n = `householders` and N is B, or the number of packed sequences.
     With ||k_t|| = 1 the transition has eigenvalue 1 - beta_t once and 1 elsewhere, so beta in [0, 2]
     gives the range [-1, 1] of Eq. 2. A token makes n such steps, decays before the first and is read
-    after the last (DeltaProduct). Returns the outputs and the last state of every sequence.
+    after the last (DeltaProduct). Returns the outputs and the last state of every sequence, which a backend
+    may leave out, as None, unless `final`. With `beta_from_logits`, beta is given as `strengths` describes.
     """
+    beta = strengths(beta, beta_from_logits)
     if cu_seqlens is not None:
         bounds = cu_seqlens.tolist()
         parts = [
@@ -64,6 +69,13 @@ def delta_rule_reference(
             S = S + torch.einsum("bhk,bhv->bhkv", beta[:, i, :, None] * k[:, i], error)
         outputs.append(scale * torch.einsum("bhkv,bhk->bhv", S, q[:, t]))
     return torch.stack(outputs, dim=1) if outputs else v.new_zeros(B, 0, H, V), S
+
+
+def strengths(beta: Tensor, from_logits: float | None) -> Tensor:
+    """beta itself; or, where it holds logits x, s sigmoid(x) with s = `from_logits`, in float32 at least."""
+    if from_logits is None:
+        return beta
+    return from_logits * torch.sigmoid(beta.to(torch.promote_types(beta.dtype, torch.float32)))
 
 
 def l2_normalise(x: Tensor, eps: float = 1e-6) -> Tensor:

@@ -113,19 +113,6 @@ def _dot_inverse(y, high, low, half: tl.constexpr, SPLIT: tl.constexpr):
 
 
 @triton.jit
-def _inverse_dot(high, low, y, half: tl.constexpr, SPLIT: tl.constexpr):
-    """The same from the left."""
-    if SPLIT:
-        BITS: tl.constexpr = 16 if half == tl.bfloat16 else 13
-        y_high, y_low = _cut(y, BITS)
-        total = tl.dot(high, y_low.to(half), tl.dot(low, y_high.to(half)))
-        total = tl.dot(high, y_high.to(half), total)
-    else:
-        total = _dot_float32(high, y, None)
-    return total
-
-
-@triton.jit
 def _load_tile(pointer, rows, columns, inside, WIDTH: tl.constexpr, BLOCK: tl.constexpr, SPLIT: tl.constexpr):
     """Rows at the given offsets, zero outside; float32, or as stored when SPLIT."""
     mask = inside[:, None]
@@ -156,6 +143,18 @@ def _chunk(table, chunk, T, C: tl.constexpr, n: tl.constexpr, PACKED: tl.constex
         within = (chunk % per_sequence) * C
         first = (chunk // per_sequence).to(tl.int64) * T * n + within
         rows = T * n - within
+    return first, rows
+
+
+@triton.jit
+def _span(cu_seqlens, sequence, T, n: tl.constexpr, PACKED: tl.constexpr):
+    """First row of a sequence and how many it has."""
+    if PACKED:
+        first = tl.load(cu_seqlens + sequence).to(tl.int64) * n
+        rows = (tl.load(cu_seqlens + sequence + 1).to(tl.int64) * n - first).to(tl.int32)
+    else:
+        first = sequence.to(tl.int64) * T * n
+        rows = T * n
     return first, rows
 
 
@@ -209,13 +208,13 @@ def _unit_lower_inverse(buffer, N, C: tl.constexpr, half: tl.constexpr, SPLIT: t
     X = tl.where(i == j, 1.0, tl.where(i // 2 == j // 2, -L, 0.0))
     for level in tl.static_range(1, 4):
         between = (i >> (level + 1) == j >> (level + 1)) & (i >> level != j >> level)
-        X -= _dot_float32(X, _dot_float32(tl.where(between, L, 0.0), X, None), None)
+        X -= _dot_blocks(X, _dot_blocks(tl.where(between, L, 0.0), X, SPLIT), SPLIT)
     tl.debug_barrier()
     tl.store(buffer + block + i * C + j, X)
     if C >= 32:
-        _join(buffer, C, 16)
+        _join(buffer, C, 16, SPLIT)
     if C >= 64:
-        _join(buffer, C, 32)
+        _join(buffer, C, 32, SPLIT)
     tl.debug_barrier()
     if SPLIT:
         A = tl.load(buffer + ic[:, None] * C + ic[None, :])
@@ -229,7 +228,17 @@ def _unit_lower_inverse(buffer, N, C: tl.constexpr, half: tl.constexpr, SPLIT: t
 
 
 @triton.jit
-def _join(buffer, C: tl.constexpr, SIZE: tl.constexpr):
+def _dot_blocks(x, y, SPLIT: tl.constexpr):
+    """x y on the way to the inverse: to sixteen bits if it ends as two halves, or else float32."""
+    if SPLIT:
+        product = _dot_halves(x, y, None, tl.bfloat16)
+    else:
+        product = _dot_float32(x, y, None)
+    return product
+
+
+@triton.jit
+def _join(buffer, C: tl.constexpr, SIZE: tl.constexpr, SPLIT: tl.constexpr):
     """The inverse of every pair of blocks from the inverses of the two: the corner is -D^-1 (B A^-1)."""
     tl.debug_barrier()
     pair = tl.arange(0, C // (2 * SIZE))[:, None, None] * (2 * SIZE * C + 2 * SIZE)
@@ -237,6 +246,6 @@ def _join(buffer, C: tl.constexpr, SIZE: tl.constexpr):
     A = tl.load(buffer + pair + i * C + j)
     B = tl.load(buffer + pair + (SIZE + i) * C + j)
     D = tl.load(buffer + pair + (SIZE + i) * C + SIZE + j)
-    corner = _dot_float32(D, _dot_float32(B, A, None), None)
+    corner = _dot_blocks(D, _dot_blocks(B, A, SPLIT), SPLIT)
     tl.debug_barrier()
     tl.store(buffer + pair + (SIZE + i) * C + j, -corner)

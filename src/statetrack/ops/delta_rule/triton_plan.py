@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 WIDEST = 256  # the widest head: a state of 256 rows is the most that stays in registers
-FUSED = 32  # the longest sequence, in steps, that one program does on its own: a single chunk
+FUSED = 128  # the longest sequence, in steps, that one program does on its own
 MULTIPROCESSORS = 132
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # where bfloat16 arithmetic is wrong
 
@@ -17,6 +17,7 @@ class Launch(NamedTuple):
     warps: int
     slice: int = 0  # columns of k (prepare) or v (the others) that a program takes at a time
     stages: int = 1  # of loads in flight
+    registers: int | None = None  # the most a thread may have
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Plan:
     outputs: Launch | None = None  # None: the sweep makes them
     prepare_back: Launch | None = None  # None: `sweep_back` does that work
     gradients: Launch | None = None
-    apart: bool = False  # `gradients` once for dq and once for dk
+    gradients_apart: Launch | None = None  # without a gate: once for dq and once for dk
     out: str = "bf16x3"  # how float32 products are made that nothing is carried on from
 
     @property
@@ -46,10 +47,13 @@ def block(width: int) -> int:
 
 
 @functools.lru_cache(maxsize=1024)
-def make_plan(K: int, V: int, steps: int, programs: int, dtype: torch.dtype, plain: bool) -> Plan:
+def make_plan(
+    K: int, V: int, steps: int, programs: int, dtype: torch.dtype, plain: bool, packed: bool = False
+) -> Plan:
     """`steps` is the length times the Householders, `programs` the number of (sequence, head) pairs.
 
-    `plain` means no gate, no first state, nothing packed; with any of them a single program would spill.
+    Of packed sequences the longest counts, or what is known to be no less. `plain` means no gate and no first
+    state; with either a single program would spill.
     Triton 3.6 and 3.7 miscompile Hopper's wgmma on tiles whose rows are shorter than 128 bytes (wrong results
     or illegal accesses, triton-lang/triton#11366). It is used from 4 warps and 64 rows on, so no tile under
     64 columns meets 64 rows: chunks of 32 for narrow heads, and slices of 64 in chunks of 64 only.
@@ -57,7 +61,10 @@ def make_plan(K: int, V: int, steps: int, programs: int, dtype: torch.dtype, pla
     BK, BV, split = block(K), block(V), dtype == torch.bfloat16
     wide, narrow = max(BK, BV), min(BK, BV) < 64
     if plain and steps <= FUSED and wide <= 32:
-        return Plan(16 if steps <= 16 else 32, split, Launch(1), Launch(2))
+        # at 128 registers sixteen programs fit a multiprocessor: only worth it where there are as many
+        many = split and programs > 12 * MULTIPROCESSORS
+        return Plan(16, split, Launch(1, registers=128 if many else None), Launch(1))
+    plain = plain and not packed
     if not split:
         C = 32 if wide <= 64 else 16
     else:
@@ -68,6 +75,9 @@ def make_plan(K: int, V: int, steps: int, programs: int, dtype: torch.dtype, pla
         sweep = 64 if C == 64 and programs * (BV // 64) >= MULTIPROCESSORS else 32
     alone = programs * (BV // sweep) <= MULTIPROCESSORS  # nothing else hides a sweep's latencies
     warps = 4 if wide > 32 else 2
+    gradients = 8 if wide >= 128 else warps if plain else 2 * warps
+    if plain and not split and wide <= 32:
+        gradients = 1  # spills, and is 7 % faster than two
     slices = min(BV, 64 if C == 64 else 32 if split or (plain and wide <= 32) else 16)
     return Plan(
         C,
@@ -77,8 +87,9 @@ def make_plan(K: int, V: int, steps: int, programs: int, dtype: torch.dtype, pla
         sweep_back=Launch(warps, sweep, 2 if sweep == 16 else 1),
         outputs=Launch(warps, slices) if alone else None,
         prepare_back=Launch(warps, slices) if alone else None,
-        gradients=Launch(8 if wide >= 128 else warps if plain else 2 * warps, slices),
-        apart=C == 64,
+        gradients=Launch(gradients, slices),
+        # eight would share 64 rows in pairs, and Triton then moves sums between layouts at every product
+        gradients_apart=Launch(4, slices, 2 if BK == BV == 128 else 1) if C == 64 else None,
     )
 
 
@@ -90,7 +101,7 @@ def constants(
     launch: Launch = getattr(plan, kernel)
     known = {"K": K, "V": V, "BK": block(K), "BV": block(V), "C": plan.C, "n": n}
     out = "tf32x3" if INTERPRETED else plan.out
-    known |= {"SPLIT": plan.split, "OUT": out, "STAGES": launch.stages}
+    known |= {"SPLIT": plan.split, "OUT": out, "STAGES": launch.stages, "WHOLE": INTERPRETED}
     if launch.slice:
         known["BK" if kernel == "prepare" else "BV"] = launch.slice
     known |= flags
