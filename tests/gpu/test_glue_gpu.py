@@ -7,7 +7,15 @@ import torch
 import torch.nn.functional as F
 
 from statetrack.layers import build
-from statetrack.ops import add_rms_norm, cross_entropy, embedding, rms_norm, silu_split, swiglu
+from statetrack.ops import (
+    add_rms_norm,
+    convolved_split,
+    cross_entropy,
+    embedding,
+    rms_norm,
+    short_convolution,
+    swiglu,
+)
 from statetrack.ops.adamw import recorded_adamw
 
 pytestmark = pytest.mark.gpu
@@ -26,9 +34,28 @@ def cases():
     targets[::7] = -100
     weight = 1 + draw(128, dtype=torch.float32) / 4
 
-    def split(x):
-        q, k, v, rest, _ = x.split([*WIDTHS, 4], dim=-1)
-        return F.silu(q), F.silu(k), F.silu(v), rest
+    def filtered(x, w, b=0.0):
+        width, T = w.shape[1], x.shape[1]
+        x = F.pad(x, (0, 0, width - 1, 0))
+        return F.silu(b + sum(w[:, i] * x[:, i : i + T] for i in range(width)))
+
+    def split(x, *w):
+        *parts, rest, _ = x.split([*WIDTHS, x.shape[-1] - sum(WIDTHS)], dim=-1)
+        each = zip(parts, w, strict=True) if w else ((part,) for part in parts)
+        return *(filtered(*given) if w else F.silu(*given) for given in each), rest
+
+    def convolve_half(x, w, b):
+        return filtered(x[..., :256], w, b), x[..., 256:]
+
+    lengths = torch.randint(0, 41, (60,))
+    bounds = F.pad(lengths.cumsum(0), (1, 0)).cuda()
+
+    def split_packed(x, *w):
+        each = [split(y, *w) for y in x.split(lengths.tolist(), dim=1)]
+        return tuple(torch.cat(parts, dim=1) for parts in zip(*each, strict=True))
+
+    taps = [draw(width, 4, dtype=torch.float32) / 2 for width in WIDTHS[:3]]
+    wide, bias = draw(256, 4, dtype=torch.float32) / 2, draw(256, dtype=torch.float32)
 
     def add(x, y, w):
         return x + y, F.rms_norm(x + y, (128,), w, 1e-5)
@@ -40,7 +67,27 @@ def cases():
         "rms_norm": (rms_norm, lambda x, w: F.rms_norm(x, (128,), w, 1e-5), (draw(ROWS, 128), weight)),
         "add_rms_norm": (add_rms_norm, add, (draw(ROWS, 128, dtype=torch.float32), draw(ROWS, 128), weight)),
         "swiglu": (swiglu, gate, (draw(ROWS, 1024),)),
-        "silu_split": (lambda x: silu_split(x, WIDTHS), split, (draw(ROWS, 392),)),
+        "split": (lambda x: convolved_split(x, WIDTHS), split, (draw(512, 33, 392),)),
+        "convolved split": (
+            lambda x, *w: convolved_split(x, WIDTHS, w),
+            split,
+            (draw(512, 33, 392), *taps),
+        ),
+        "packed convolved split": (
+            lambda x, *w: convolved_split(x, WIDTHS, w, cu_seqlens=bounds, max_seqlen=40),
+            split_packed,
+            (draw(1, int(lengths.sum()), 392), *taps),
+        ),
+        "convolved split with a bias": (
+            lambda x, w, b: convolved_split(x, (256, 256), [w], [b]),
+            convolve_half,
+            (draw(512, 39, 512), wide, bias),
+        ),
+        "long convolution": (
+            lambda x, w, b: short_convolution(x, w, b, silu=True),
+            filtered,
+            (draw(1, 5001, 256), wide, bias),
+        ),
         "cross_entropy": (
             lambda x: cross_entropy(x, targets),
             lambda x: F.cross_entropy(x, targets),
@@ -60,7 +107,9 @@ def cases():
 
 
 NAMES = [
-    *("rms_norm", "add_rms_norm", "swiglu", "silu_split"),
+    *("rms_norm", "add_rms_norm", "swiglu"),
+    *("split", "convolved split", "packed convolved split", "convolved split with a bias"),
+    "long convolution",
     *("cross_entropy", "cross_entropy of padded rows", "embedding"),
 ]
 
@@ -114,7 +163,7 @@ def test_ops_are_whole_graphs_to_torch_compile(name):
         torch.testing.assert_close(a, b, rtol=1e-2, atol=1e-2)
 
 
-@pytest.mark.parametrize("name", ["deltanet-no-conv", "deltanet", "gated-deltanet", "transformer"])
+@pytest.mark.parametrize("name", ["deltanet-no-conv", "deltanet", "gated-deltanet", "mamba", "transformer"])
 def test_a_model_computes_what_it_computes_on_the_reference(name, monkeypatch):
     torch.manual_seed(0)
     net = build(name, vocab_size=121, layers=2).cuda()

@@ -3,13 +3,14 @@
 import pytest
 import torch
 
-from statetrack.layers import build, deltanet, mixer, model, norm
+from statetrack.layers import build, deltanet, mamba, mixer, model, norm
 from statetrack.layers.mixer import joined_product
 from statetrack.ops import cross_entropy
 
 CASES = {
     "no convolution": ("deltanet-no-conv", {}),
     "convolution": ("deltanet", {}),
+    "convolution, relu": ("deltanet", {"qk_activation": "relu"}),
     "gates": ("gated-deltanet", {}),
     "gates, no convolution": ("gated-deltanet", {"convolution": 0}),
     "two factors": ("deltaproduct", {"convolution": 0, "layers": 2}),
@@ -17,13 +18,25 @@ CASES = {
     "no residual": ("deltanet-no-conv", {"residual": False}),
     "layer norm": ("deltanet-no-conv", {"norm": "layer"}),
     "attention": ("transformer", {"layers": 2}),
+    "mamba": ("mamba", {"layers": 2}),
 }
+
+
+def small(name, changes):
+    torch.manual_seed(0)
+    heads = {} if name == "mamba" else {"heads": 2}
+    return build(name, vocab_size=11, d_model=24, mlp_ratio=2.0, **heads, **changes)
+
+
+def fuse(monkeypatch, backend):
+    for module in (deltanet, mamba, mixer, model, norm):
+        monkeypatch.setattr(module, "fuses", lambda x: True)
+    monkeypatch.setenv("STATETRACK_BACKEND", backend)
 
 
 def outcome(name, changes):
     """Logits, and the gradient of every weight."""
-    torch.manual_seed(0)
-    net = build(name, vocab_size=11, d_model=24, heads=2, mlp_ratio=2.0, **changes)
+    net = small(name, changes)
     tokens, targets = torch.randint(11, (2, 2, 9))
     targets[0, :3] = -100
     logits, _ = net(tokens)
@@ -34,15 +47,25 @@ def outcome(name, changes):
 @pytest.mark.parametrize("case", CASES)
 def test_the_fused_path_computes_what_the_plain_path_computes(case, monkeypatch):
     plain = outcome(*CASES[case])
-    for module in (deltanet, mixer, model, norm):
-        monkeypatch.setattr(module, "fuses", lambda x: True)
-    monkeypatch.setenv("STATETRACK_BACKEND", "triton")
+    fuse(monkeypatch, "auto" if case == "mamba" else "triton")  # a scan takes the interpreter a minute
     fused = outcome(*CASES[case])
     assert fused.keys() == plain.keys()
     for key, value in plain.items():
         torch.testing.assert_close(
             fused[key], value, rtol=1e-3, atol=1e-5, msg=lambda text, key=key: key + text
         )
+
+
+@pytest.mark.parametrize("case", ["convolution", "gates", "no convolution", "mamba"])
+@pytest.mark.parametrize("first", [2, 5])
+def test_the_fused_path_carries_on_from_a_state(case, first, monkeypatch):
+    net, tokens = small(*CASES[case]), torch.randint(11, (2, 9))
+    fuse(monkeypatch, "auto")  # Triton's convolution begins from no state
+    with torch.no_grad():
+        whole, _ = net(tokens)
+        begun, state = net(tokens[:, :first])
+        rest, _ = net(tokens[:, first:], state)
+    torch.testing.assert_close(torch.cat([begun, rest], dim=1), whole, rtol=1e-4, atol=1e-5)
 
 
 def test_the_head_of_halves_is_padded_to_aligned_rows(monkeypatch):

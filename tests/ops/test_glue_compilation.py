@@ -7,9 +7,10 @@ from statetrack.ops import partial_sums
 from statetrack.ops.adamw import triton_backend as adamw
 from statetrack.ops.cross_entropy import triton_backend as cross_entropy
 from statetrack.ops.embedding import triton_backend as embedding
+from statetrack.ops.pack import triton_backend as pack
 from statetrack.ops.rms_norm import triton_backend as rms_norm
 from statetrack.ops.short_convolution import triton_backend as short_convolution
-from statetrack.ops.silu_split import triton_backend as silu_split
+from statetrack.ops.short_convolution.triton_kernels import NUMBERS
 from statetrack.ops.swiglu import triton_backend as swiglu
 
 
@@ -29,13 +30,13 @@ def test_rms_norm_compiles(N, x, y):
     pointers = {"x": x, "y": y, "weight": "fp32", "total": x, "out": y}
     scalars = {"rows": "i32", "eps": "fp32"}
     forward = compile_as_launched(
-        "rms_norm", "forward_kernel", pointers, constants | {"HAS_Y": True}, **scalars
+        "rms_norm", "rms_norm_kernel", pointers, constants | {"HAS_Y": True}, **scalars
     )
     assert_fits(forward)
     pointers = {"s": x, "weight": "fp32", "dtotal": x, "dout": y, "dx": x, "dy": y, "dweights": "fp32"}
     flags = {"HAS_DTOTAL": True, "HAS_DY": True}
     backward = compile_as_launched(
-        "rms_norm", "backward_kernel", pointers, constants | flags, **scalars, tiles="i32"
+        "rms_norm", "rms_norm_backward_kernel", pointers, constants | flags, **scalars, tiles="i32"
     )
     assert_fits(backward)
     # enough programs on an SM to keep memory busy
@@ -45,7 +46,7 @@ def test_rms_norm_compiles(N, x, y):
 
 @pytest.mark.parametrize("W", [60, 512])
 def test_swiglu_compiles(W):
-    for kernel, names in (("forward_kernel", ("x", "out")), ("backward_kernel", ("x", "dout", "dx"))):
+    for kernel, names in (("swiglu_kernel", ("x", "out")), ("swiglu_backward_kernel", ("x", "dout", "dx"))):
         compiled = compile_as_launched(
             "swiglu", kernel, dict.fromkeys(names, "bf16"), swiglu.constants(W), rows="i32"
         )
@@ -53,24 +54,13 @@ def test_swiglu_compiles(W):
         assert compiled.registers <= 96
 
 
-def test_silu_split_compiles():
-    constants = silu_split.constants(392, [128, 128, 128, 4])
-    forward, backward = ("x", "q", "k", "v", "r"), ("x", "dq", "dk", "dv", "dr", "dx")
-    for kernel, names in (("forward_kernel", forward), ("backward_kernel", backward)):
-        compiled = compile_as_launched(
-            "silu_split", kernel, dict.fromkeys(names, "bf16"), constants, rows="i32"
-        )
-        assert_fits(compiled)
-        assert compiled.registers <= 128
-
-
 @pytest.mark.parametrize(("N", "dtype"), [(121, "bf16"), (1000, "fp32")])
 def test_cross_entropy_compiles(N, dtype):
     scalars = {"rows": "i32", "stride": "i32", "ignore": "i32"}
     pointers = {"logits": dtype, "targets": "i64"}
     kernels = {
-        "forward_kernel": {"sums": "fp32", "counted": "i32"},
-        "backward_kernel": {"count": "i32", "dloss": "fp32", "dlogits": dtype},
+        "cross_entropy_kernel": {"sums": "fp32", "counted": "i32"},
+        "cross_entropy_backward_kernel": {"count": "i32", "dloss": "fp32", "dlogits": dtype},
     }
     for kernel, more in kernels.items():
         compiled = compile_as_launched(
@@ -87,10 +77,12 @@ def test_cross_entropy_compiles(N, dtype):
 def test_embedding_compiles(V, D, dtype):
     constants, _ = embedding.plan(17_000, V, D)
     pointers = {"tokens": "i64", "dout": dtype, "dweights": "fp32"}
-    assert_fits(compile_as_launched("embedding", "backward_kernel", pointers, constants, count="i32"))
+    assert_fits(
+        compile_as_launched("embedding", "embedding_backward_kernel", pointers, constants, count="i32")
+    )
     constants = {"V": V, "D": D, "BD": 128, "BT": 16, "num_warps": 4}
     pointers = {"tokens": "i64", "weight": dtype, "out": dtype}
-    assert_fits(compile_as_launched("embedding", "forward_kernel", pointers, constants, count="i32"))
+    assert_fits(compile_as_launched("embedding", "embedding_kernel", pointers, constants, count="i32"))
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(528, 128), (66, 15_488)])
@@ -113,18 +105,54 @@ def test_adamw_compiles():
         )
 
 
-def test_the_short_convolution_compiles():
-    tile = {"L": short_convolution.L, "BC": short_convolution.CHANNELS}
-    constants = tile | {"W": 4, "HAS_BIAS": True, "SILU": True, "num_warps": 4}
-    pointers = {"x": "bf16", "weights": "fp32", "bias": "fp32"}
-    scalars = dict.fromkeys(("T", "C", "x_b", "x_t"), "i32")
+@pytest.mark.parametrize(
+    ("N", "widths", "rest", "width", "bias", "packed", "cut", "dtype"),
+    [
+        (392, [128, 128, 128], 4, 4, False, False, False, "bf16"),  # DeltaNet
+        (392, [128, 128, 128], 4, 4, False, True, False, "bf16"),
+        (392, [128, 128, 128], 4, 0, False, False, False, "bf16"),  # and without convolutions
+        (512, [256], 256, 4, True, False, False, "bf16"),  # Mamba
+        (512, [256], 256, 4, True, True, True, "bf16"),
+        (2048, [2048], 0, 4, True, False, True, "bf16"),
+        (2048, [2048], 0, 4, True, False, True, "fp32"),
+        (376, [128, 120, 120], 4, 4, False, False, True, "bf16"),
+    ],
+)
+def test_the_short_convolution_compiles(N, widths, rest, width, bias, packed, cut, dtype):
+    known = N, N, widths, rest, width, bias, True, packed
+    read = {"x": dtype, "cu_seqlens": "i32"} | dict.fromkeys(("wq", "wk", "wv", "bq", "bk", "bv"), "fp32")
+    scalars = dict.fromkeys(NUMBERS, "i32")
     forward = compile_as_launched(
-        "short_convolution", "forward_kernel", pointers | {"y": "bf16"}, constants, **scalars
+        "short_convolution",
+        "convolution_forward_kernel",
+        read | dict.fromkeys(("q", "k", "v", "r"), dtype),
+        short_convolution.constants(*known, backward=False),
+        **scalars,
     )
     assert_fits(forward)
-    pointers |= {"dy": "bf16", "dx": "bf16", "dweights": "fp32", "dbias": "fp32"}
-    scalars |= {"dy_b": "i32", "dy_t": "i32"}
-    assert_fits(compile_as_launched("short_convolution", "backward_kernel", pointers, constants, **scalars))
+    backward = compile_as_launched(
+        "short_convolution",
+        "convolution_backward_kernel",
+        read | dict.fromkeys(("dq", "dk", "dv", "dr", "dx"), dtype) | {"sums": "fp32"},
+        short_convolution.constants(*known, backward=True) | {"CUT": cut},
+        **scalars,
+    )
+    assert_fits(backward)
+    # as many programs on an SM as there are to be
+    assert 32 * forward.registers * short_convolution.LIGHT.programs <= 1.3 * 65_536
+    assert 32 * backward.registers * short_convolution.size(width, True).programs <= 1.3 * 65_536
+
+
+def test_the_widest_convolution_compiles():
+    known = 392, 392, [128, 128, 128], 4, short_convolution.WIDEST, True, True, False
+    pointers = {"x": "bf16", "cu_seqlens": "i32"} | dict.fromkeys(
+        ("wq", "wk", "wv", "bq", "bk", "bv", "sums"), "fp32"
+    )
+    pointers |= dict.fromkeys(("dq", "dk", "dv", "dr", "dx"), "bf16")
+    constants = short_convolution.constants(*known, backward=True) | {"CUT": True}
+    scalars = dict.fromkeys(NUMBERS, "i32")
+    kernel = "convolution_backward_kernel"
+    assert_fits(compile_as_launched("short_convolution", kernel, pointers, constants, **scalars))
 
 
 def test_the_walk_compiles():
@@ -133,3 +161,14 @@ def test_the_walk_compiles():
     assert_fits(
         compile_as_launched("walk", "walk_kernel", pointers, {"BLOCK": 32, "num_warps": 1}, **scalars)
     )
+
+
+def test_pack_compiles():
+    constants, scalars = pack.constants(39), {"ignore": "i32", "B": "i32"}
+    first = dict.fromkeys(("targets", "lengths", "answers"), "i64")
+    assert_fits(compile_as_launched("pack", "lengths_kernel", first, constants, **scalars))
+    second = dict.fromkeys(("inputs", "lengths", "ends", "tokens", "at", "answers"), "i64") | {
+        "bounds": "i32"
+    }
+    scalars |= {"more": "i32", "rows": "i32"}
+    assert_fits(compile_as_launched("pack", "pack_kernel", second, constants, **scalars))

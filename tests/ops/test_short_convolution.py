@@ -33,7 +33,7 @@ def test_each_output_is_a_sum_over_the_last_values():
 
 
 @pytest.mark.parametrize("silu", [False, True])
-@pytest.mark.parametrize("shape", [{}, {"T": 1}, {"T": 2, "bias": False}, {"T": 33, "C": 3, "width": 3}])
+@pytest.mark.parametrize("shape", [{}, {"T": 1}, {"T": 2, "bias": False}, {"T": 77, "C": 3, "width": 3}])
 def test_triton_matches_the_reference(shape, silu):
     given = inputs(**shape)
     for ours, theirs in zip(
@@ -62,12 +62,14 @@ def test_two_halves_with_the_carried_past_are_one_pass():
     torch.testing.assert_close(torch.cat([first, second], 1), whole)
 
 
-def test_the_ops_pass_the_checks_of_torch_library():
-    from statetrack.ops.short_convolution import triton_backend  # noqa: F401
-
-    x, weight, bias = (y.requires_grad_() for y in inputs(T=5, C=8))
-    op = torch.ops.statetrack.short_convolution.default
-    torch.library.opcheck(op, (x, weight, bias, True))
+def test_packed_sequences_each_begin_from_an_empty_past():
+    given, packing = inputs(B=1), {"cu_seqlens": torch.tensor([0, 4, 4, 21]), "max_seqlen": 17}
+    ours, theirs = (outcome(given, silu=True, backend=name, **packing) for name in ("triton", "reference"))
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+    x, weight, bias = given
+    pieces = [short_convolution(x[:, :4], weight, bias, silu=True)]
+    pieces.append(short_convolution(x[:, 4:], weight, bias, silu=True))
+    torch.testing.assert_close(theirs[0], torch.cat(pieces, dim=1))
 
 
 def test_second_derivatives_are_refused():
@@ -84,6 +86,14 @@ def test_second_derivatives_are_refused():
         ({"weight": torch.ones(5, 4)}, "weight has shape"),
         ({"initial_state": torch.ones(2, 70, 4), "backend": "reference"}, "initial_state has shape"),
         ({"initial_state": torch.ones(2, 70, 3), "backend": "triton"}, "begins from a state"),
+        (
+            {
+                "x": torch.ones(1, 21, 70),
+                "initial_state": torch.ones(1, 70, 3),
+                "cu_seqlens": torch.tensor([0, 21]),
+            },
+            "begin from an empty past",
+        ),
     ],
 )
 def test_wrong_inputs_are_explained(change, message):

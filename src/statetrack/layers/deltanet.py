@@ -1,5 +1,6 @@
 """DeltaNet and its kin: Gated DeltaNet (`gated`) and DeltaProduct (`householders`)."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -11,16 +12,19 @@ from statetrack.errors import unknown_name
 from statetrack.layers.convolution import ShortConvolution
 from statetrack.layers.mixer import (
     Mixer,
+    Packing,
     at_least_float32,
+    check_no_state,
     check_sizes,
     divide,
     fuses,
     joined_product,
     log_uniform_steps,
     no_weight_decay,
+    offsets,
     working_dtype,
 )
-from statetrack.ops import delta_rule, rms_norm, silu_split
+from statetrack.ops import convolved_split, delta_rule, rms_norm
 from statetrack.ops.checks import check_eigenvalues
 from statetrack.ops.delta_rule.reference import l2_normalise
 
@@ -53,6 +57,8 @@ class DeltaNetState(NamedTuple):
 
 class DeltaNet(Mixer):
     """S_t = (I - beta_t k_t k_t^T) S_{t-1} + beta_t k_t v_t^T,  o_t = S_t^T q_t / sqrt(K), ||k_t|| = 1."""
+
+    packs = True
 
     def __init__(self, config: DeltaNetConfig, d_model: int):
         super().__init__()
@@ -97,8 +103,11 @@ class DeltaNet(Mixer):
             if isinstance(module, nn.Linear):
                 nn.init.xavier_uniform_(module.weight, gain=2**-2.5)
 
-    def forward(self, x: Tensor, state: DeltaNetState | None = None) -> tuple[Tensor, DeltaNetState]:
-        q, k, v, beta, g, gate, convolution = self._inputs(x, state)
+    def forward(
+        self, x: Tensor, state: DeltaNetState | None = None, *, packing: Packing | None = None
+    ) -> tuple[Tensor, DeltaNetState | None]:
+        check_no_state("DeltaNet", state, packing)
+        q, k, v, beta, g, gate, convolution = self._inputs(x, state, packing)
         o, S = delta_rule(
             q,
             k,
@@ -108,36 +117,24 @@ class DeltaNet(Mixer):
             beta_from_logits=self.beta_max,
             householders=self.config.householders,
             initial_state=None if state is None else state.S,
-            output_final_state=True,
+            output_final_state=packing is None,
             use_qk_l2norm_in_kernel=True,  # ||k|| = 1, or the norm bound fails
+            **offsets(packing),
         )
-        assert S is not None
         o = rms_norm(o, self.norm.weight, EPS, out_dtype=working_dtype(x)).flatten(-2)
         if gate is not None:
             o = o * F.silu(gate)
-        return self.to_out(o), DeltaNetState(S, convolution)
+        return self.to_out(o), None if S is None else DeltaNetState(S, convolution)
 
     def _controls(self, x: Tensor, state: DeltaNetState | None):
         """What drives the recurrence: q (B, T, H, K); k, v (B, T n, H, .); beta (B, T n, H); g (B, T, H)."""
         q, k, v, logits, g, _, convolution = self._inputs(x, state)
         return q, k, v, self.beta_max * torch.sigmoid(at_least_float32(logits)), g, convolution
 
-    def _inputs(self, x: Tensor, state: DeltaNetState | None):
+    def _inputs(self, x: Tensor, state: DeltaNetState | None, packing: Packing | None = None):
         """As `_controls`, with the logits of beta in place of beta, and the gate of the outputs or None."""
-        q, k, v, beta, g, gate, activated = self._projections(x)
-        convolution = None
-        if self.convolutions is not None:
-            past = (None, None, None) if state is None or state.convolution is None else state.convolution
-            fused = (self.config.qk_activation == "silu",) * 2 + (True,)
-            each = zip(self.convolutions, (q, k, v), past, fused, strict=True)
-            filtered = [convolve(y, p, silu=silu) for convolve, y, p, silu in each]
-            q, k, v = (y for y, _ in filtered)
-            convolution = tuple(p for _, p in filtered)
-        elif not activated:
-            v = F.silu(v)
-        if not activated and (self.convolutions is None or self.config.qk_activation != "silu"):
-            activation = ACTIVATIONS[self.config.qk_activation]
-            q, k = activation(q), activation(k)
+        past = None if state is None else state.convolution
+        (q, k, v), beta, g, gate, convolution = self._projections(x, past, packing)
         # (B, T, n H D) -> (B, T n, H, D): a token's Householder factors follow each other in time
         q = q.unflatten(-1, (self.heads, self.K))
         k = k.unflatten(-1, (-1, self.heads, self.K)).flatten(1, 2)
@@ -147,11 +144,10 @@ class DeltaNet(Mixer):
             g = -self.A_log.exp() * F.softplus(at_least_float32(g) + self.decay_bias)
         return q, k, v, beta, g, gate, convolution
 
-    def _projections(self, x: Tensor):
-        """q, k, v; the logits of beta and of the decay; the gate; whether q, k and v have had their SiLU.
+    def _projections(self, x: Tensor, past: tuple[Tensor, ...] | None, packing: Packing | None):
+        """q, k and v, convolved and activated; the logits of beta and of the decay; the gate; the next past.
 
-        On a GPU one product gives them all. They share its rows, so without a convolution, which takes views,
-        one pass sets q, k and v apart and applies the SiLU.
+        On a GPU one product gives them all. Its rows are then set apart, convolved and activated in one pass.
         """
         rest = {"beta": self.to_beta}
         if self.config.gated:
@@ -159,19 +155,47 @@ class DeltaNet(Mixer):
         if self.output_gate is not None:
             rest["gate"] = self.output_gate
         linears = (self.to_q, self.to_k, self.to_v, *rest.values())
-        activated = fuses(x) and self.convolutions is None and self.config.qk_activation == "silu"
-        if not fuses(x):
-            q, k, v, *others = (linear(x) for linear in linears)
+        widths = [linear.out_features for linear in linears]
+        joined = joined_product(x, linears) if fuses(x) else None
+        if joined is None:
+            parts = [linear(x) for linear in linears]
         else:
-            y, widths = joined_product(x, linears), [linear.out_features for linear in linears]
-            if activated:
-                q, k, v, y = silu_split(y, (widths[0], widths[1], widths[2], sum(widths[3:])))
-                others = y.split(widths[3:], dim=-1) if len(rest) > 1 else [y]
-            else:
-                widths.append(y.shape[-1] - sum(widths))
-                q, k, v, *others = y.split(widths, dim=-1)
-        given = dict(zip(rest, others, strict=False))
-        return q, k, v, given["beta"], given.get("decay"), given.get("gate"), activated
+            parts = joined[..., : sum(widths)].split(widths, dim=-1)
+        qkv, others = parts[:3], parts[3:]
+        if joined is not None and past is None and self.config.qk_activation == "silu":
+            next_past = None if packing is not None else self._next_past(qkv)
+            taps = [convolution.taps for convolution in self._convolutions()]
+            *qkv, others = convolved_split(joined, (*widths[:3], sum(widths[3:])), taps, **offsets(packing))
+            others = others.split(widths[3:], dim=-1) if len(rest) > 1 else [others]
+        else:
+            qkv, next_past = self._filtered(qkv, past, packing)
+        given = dict(zip(rest, others, strict=True))
+        return qkv, given["beta"], given.get("decay"), given.get("gate"), next_past
+
+    def _convolutions(self) -> list[ShortConvolution]:
+        """Those of q, k and v, or none."""
+        return [module for module in self.convolutions or () if isinstance(module, ShortConvolution)]
+
+    def _next_past(self, qkv: Sequence[Tensor]) -> tuple[Tensor, ...] | None:
+        """What the convolutions keep of their inputs, from an empty past."""
+        each = zip(self._convolutions(), qkv, strict=False)
+        return tuple(convolution.next_state(y) for convolution, y in each) or None
+
+    def _filtered(self, qkv: Sequence[Tensor], past: tuple[Tensor, ...] | None, packing: Packing | None):
+        """q, k and v, convolved and activated, and the next past."""
+        (q, k, v), next_past = qkv, None
+        activation = ACTIVATIONS[self.config.qk_activation]
+        if self.convolutions is None:
+            return (activation(q), activation(k), F.silu(v)), None
+        silu = self.config.qk_activation == "silu"
+        each = zip(self._convolutions(), qkv, past or [None] * 3, (silu, silu, True), strict=True)
+        if packing is not None:
+            q, k, v = (convolution.packed(y, packing, silu=s) for convolution, y, _, s in each)
+        else:
+            (q, k, v), next_past = zip(
+                *(convolution(y, p, silu=s) for convolution, y, p, s in each), strict=True
+            )
+        return (q, k, v) if silu else (activation(q), activation(k), v), next_past
 
     @torch.no_grad()
     def transition_eigenvalues(self, x: Tensor) -> Tensor:

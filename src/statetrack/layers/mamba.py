@@ -9,8 +9,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from statetrack.layers.convolution import ShortConvolution
-from statetrack.layers.mixer import Mixer, at_least_float32, check_sizes, log_uniform_steps, no_weight_decay
-from statetrack.ops import selective_scan
+from statetrack.layers.mixer import (
+    Mixer,
+    Packing,
+    at_least_float32,
+    check_no_state,
+    check_sizes,
+    fuses,
+    log_uniform_steps,
+    no_weight_decay,
+    offsets,
+)
+from statetrack.ops import convolved_split, selective_scan
 from statetrack.ops.checks import check_eigenvalues
 
 
@@ -39,6 +49,8 @@ class Mamba(Mixer):
     Parameters are named as in mamba-ssm and transformers, so weights can be copied across.
     """
 
+    packs = True
+
     def __init__(self, config: MambaConfig, d_model: int, layers: int = 1):
         super().__init__()
         check_eigenvalues("Mamba", config.eigenvalues)
@@ -65,8 +77,11 @@ class Mamba(Mixer):
             # every block adds to the residual stream once, so its output is scaled down with the depth
             self.out_proj.weight /= math.sqrt(layers)
 
-    def forward(self, x: Tensor, state: MambaState | None = None) -> tuple[Tensor, MambaState]:
-        u, z, delta, B, C, convolution = self._controls(x, state)
+    def forward(
+        self, x: Tensor, state: MambaState | None = None, *, packing: Packing | None = None
+    ) -> tuple[Tensor, MambaState | None]:
+        check_no_state("Mamba", state, packing)
+        u, z, delta, B, C, convolution = self._controls(x, state, packing)
         y, h = selective_scan(
             u,
             delta,
@@ -80,16 +95,26 @@ class Mamba(Mixer):
             return_last_state=True,
             eigenvalues=self.config.eigenvalues,
             initial_state=None if state is None else state.h,
+            **offsets(packing),
         )
-        return self.out_proj(y.mT), MambaState(h, convolution)
+        return self.out_proj(y.mT), None if convolution is None else MambaState(h, convolution)
 
     def _A(self) -> Tensor:
         return -self.A_log.exp()
 
-    def _controls(self, x: Tensor, state: MambaState | None):
+    def _controls(self, x: Tensor, state: MambaState | None, packing: Packing | None = None):
         """What the scan is driven by: u, z, delta (B, D, T), delta without its bias; B, C (B, N, T)."""
-        u, z = self.in_proj(x).chunk(2, dim=-1)
-        u, convolution = self.conv1d(u, None if state is None else state.convolution, silu=True)
+        product = self.in_proj(x)
+        u, z = product.chunk(2, dim=-1)
+        if state is None and fuses(x):
+            convolution = None if packing is not None else self.conv1d.next_state(u)
+            widths, taps, bias = (u.shape[-1], z.shape[-1]), self.conv1d.taps, self.conv1d.bias
+            assert bias is not None
+            u, z = convolved_split(product, widths, [taps], [bias], **offsets(packing))
+        elif packing is not None:
+            u, convolution = self.conv1d.packed(u, packing, silu=True), None
+        else:
+            u, convolution = self.conv1d(u, None if state is None else state.convolution, silu=True)
         dt, B, C = self.x_proj(u).split([self.dt_rank, self.config.d_state, self.config.d_state], dim=-1)
         delta = F.linear(dt, self.dt_proj.weight)
         return u.mT, z.mT, delta.mT, B.mT, C.mT, convolution

@@ -3,7 +3,7 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -12,12 +12,22 @@ from torch import Tensor, nn
 from statetrack.errors import UserError
 
 
+class Packing(NamedTuple):
+    """Where sequences of mixed lengths lie in one row x (1, N, d_model): s takes cu_seqlens[s] to [s + 1]."""
+
+    cu_seqlens: Tensor  # (sequences + 1,), whole numbers from 0 to N, on the device of x
+    max_seqlen: int  # no sequence is longer
+
+
 class Mixer(nn.Module, ABC):
     """x (B, T, d_model) -> y (B, T, d_model), plus the state to carry on from.
 
     One `forward` serves training, prefill and decoding: feed a sequence in any pieces, hand each piece the
     state the last one returned, and the outputs are those of one pass. The state is None before the first.
+    Mixers that `packs` also take a `packing`: each of its sequences begins afresh, and no state comes back.
     """
+
+    packs = False
 
     @abstractmethod
     def forward(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]: ...
@@ -58,6 +68,17 @@ def check_sizes(where: str, least: int = 1, **sizes: int | None) -> None:
             raise UserError(f"{where}: {name} is {size!r}, expected a whole number of at least {least}.")
 
 
+def offsets(packing: Packing | None) -> dict[str, Any]:
+    """Where packed sequences lie, as the ops take it: `cu_seqlens` and `max_seqlen`, or nothing."""
+    return {} if packing is None else packing._asdict()
+
+
+def check_no_state(where: str, state: Any, packing: Packing | None) -> None:
+    """Refuse to carry on from a state with packed sequences: each begins afresh."""
+    if state is not None and packing is not None:
+        raise UserError(f"{where}: packed sequences begin afresh, so no state can come with a packing.")
+
+
 def at_least_float32(x: Tensor) -> Tensor:
     """Halves as float32, the rest as it is: what drives a recurrence must not be rounded to bfloat16."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
@@ -81,9 +102,10 @@ def joined_product(x: Tensor, linears: Sequence[nn.Linear]) -> Tensor:
     Rows of halves stay aligned to 16 bytes, as tensor cores want them: up to 7 columns more, without meaning.
     """
     weights = [linear.weight for linear in linears]
-    if missing := -sum(len(weight) for weight in weights) % 8:
-        longest = max(weights, key=len)
-        weights.append(longest[:missing].detach())
+    missing, longest = -sum(len(weight) for weight in weights) % 8, max(weights, key=len).detach()
+    while missing > 0:
+        weights.append(longest[:missing])
+        missing -= len(weights[-1])
     return F.linear(x, torch.cat(weights))
 
 

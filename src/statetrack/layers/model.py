@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from statetrack.errors import UserError, unknown_name
 from statetrack.layers.deltanet import DeltaNetConfig
 from statetrack.layers.headwise import round_up, small_init, wang_init
-from statetrack.layers.mixer import Mixer, MixerConfig, fuses, joined_product
+from statetrack.layers.mixer import Mixer, MixerConfig, Packing, fuses, joined_product
 from statetrack.layers.norm import RMSNorm, normalise_sum
 from statetrack.ops import embedding, swiglu
 
@@ -91,10 +91,19 @@ class Block(nn.Module):
             self.mlp = MLPS[config.mlp](config.d_model, config.mlp_ratio, config.layers)
 
     def forward(
-        self, x: Tensor, y: Tensor | None = None, state: Any = None
+        self,
+        x: Tensor,
+        y: Tensor | None = None,
+        state: Any = None,
+        at: Tensor | None = None,
+        packing: Packing | None = None,
     ) -> tuple[Tensor, Tensor | None, Any]:
+        """`at` (B, n): the positions that are read afterwards. Past the mixer no other has any say."""
         x, normal = normalise_sum(self.mixer_norm, x, y)
-        mixed, state = self.mixer(normal, state)
+        # most mixers know no packing, and are not asked to
+        mixed, state = self.mixer(normal, state, **({} if packing is None else {"packing": packing}))
+        if at is not None:
+            x, mixed = _taken(x, at), _taken(mixed, at)
         x, y = (x, mixed) if self.residual else (mixed, None)
         if self.mlp is not None and self.mlp_norm is not None:
             x, normal = normalise_sum(self.mlp_norm, x, y)
@@ -104,7 +113,11 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    """Tokens (B, T) -> logits (B, T, classes), plus one state per layer to carry on from."""
+    """Tokens (B, T) -> logits (B, T, classes), plus one state per layer to carry on from.
+
+    Where only the logits at some positions are wanted, `at` (B, n) names them and saves the rest: logits
+    are (B, n, classes) then. `packing` says where sequences of mixed lengths lie in one row of tokens (1, N).
+    """
 
     def __init__(self, config: ModelConfig, vocab_size: int, n_classes: int):
         super().__init__()
@@ -117,7 +130,16 @@ class Model(nn.Module):
         nn.init.normal_(self.embedding.weight, std=0.02)
         nn.init.normal_(self.head.weight, std=0.02)
 
-    def forward(self, tokens: Tensor, state: Sequence[Any] | None = None) -> tuple[Tensor, list[Any]]:
+    def forward(
+        self,
+        tokens: Tensor,
+        state: Sequence[Any] | None = None,
+        *,
+        at: Tensor | None = None,
+        packing: Packing | None = None,
+    ) -> tuple[Tensor, list[Any]]:
+        if packing is not None and not self.packs:
+            raise UserError(f"Model: {type(self.config.mixer).__name__} cannot take packed sequences.")
         if state is not None and len(state) != len(self.blocks):
             raise UserError(
                 f"Model: {len(state)} states for {len(self.blocks)} layers, expected what forward returned."
@@ -125,16 +147,23 @@ class Model(nn.Module):
         x, y = embedding(tokens, self.embedding.weight), None
         if tokens.shape[1] == 0:  # nothing to read: nothing comes out, and the states stay
             return self.head(self.norm(x)), list(state or [None] * len(self.blocks))
-        states = []
+        states, last = [], len(self.blocks) - 1
         for i, block in enumerate(self.blocks):
-            x, y, block_state = block(x, y, None if state is None else state[i])
+            before = None if state is None else state[i]
+            x, y, block_state = block(x, y, before, at if i == last else None, packing)
             states.append(block_state)
         return self._read_out(normalise_sum(self.norm, x, y)[1]), states
 
+    @property
+    def packs(self) -> bool:
+        """Whether `forward` takes a packing."""
+        return all(getattr(block.mixer, "packs", False) for block in self.blocks)
+
     def _read_out(self, x: Tensor) -> Tensor:
-        """The head. On a GPU rows of halves are padded: a product of 121 columns takes twice one of 128."""
+        """The head. On a GPU rows of halves are padded: a product of 121 columns takes twice one of 128, and
+        one of 3 columns eight times one of 8 for the gradient of its weight."""
         classes = self.head.out_features
-        if fuses(x) and x.dtype.itemsize < 4 and classes > 16 and classes % 8:
+        if fuses(x) and x.dtype.itemsize < 4 and classes % 8:
             return joined_product(x, (self.head,))[..., :classes]
         return self.head(x)
 
@@ -148,6 +177,11 @@ class Model(nn.Module):
             spectra.append(block.mixer.transition_eigenvalues(normal))
             x, y, _ = block(x, y)
         return spectra
+
+
+def _taken(x: Tensor, at: Tensor) -> Tensor:
+    """Of x (B, T, D) the positions `at` (B, n) of each sequence."""
+    return x.gather(1, at[..., None].expand(-1, -1, x.shape[-1]))
 
 
 def _norm(config: ModelConfig) -> nn.Module:

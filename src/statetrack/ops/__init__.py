@@ -21,10 +21,10 @@ from statetrack.ops.cross_entropy import cross_entropy
 from statetrack.ops.delta_rule import delta_rule
 from statetrack.ops.embedding import embedding
 from statetrack.ops.mlstm import mlstm
+from statetrack.ops.pack import pack
 from statetrack.ops.rms_norm import add_rms_norm, rms_norm
 from statetrack.ops.selective_scan import selective_scan
-from statetrack.ops.short_convolution import short_convolution
-from statetrack.ops.silu_split import silu_split
+from statetrack.ops.short_convolution import convolved_split, short_convolution
 from statetrack.ops.slstm import slstm
 from statetrack.ops.swiglu import swiglu
 from statetrack.ops.walk import walk
@@ -32,14 +32,15 @@ from statetrack.ops.walk import walk
 __all__ = [
     "add_rms_norm",
     "checked",
+    "convolved_split",
     "cross_entropy",
     "delta_rule",
     "embedding",
     "mlstm",
+    "pack",
     "rms_norm",
     "selective_scan",
     "short_convolution",
-    "silu_split",
     "slstm",
     "swiglu",
     "walk",

@@ -1,5 +1,6 @@
 """Checks on the inputs of an op. Shapes are always checked; values, which cost a sync, in checked mode."""
 
+import itertools
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -56,6 +57,32 @@ def check_floating(op: str, device: torch.device, **tensors: Tensor | None) -> N
             raise UserError(f"{op}: {name} is {tensor.dtype}, expected a floating-point tensor.")
         if tensor.device != device:
             raise UserError(f"{op}: {name} is on {tensor.device}, the other inputs are on {device}.")
+
+
+def check_packing(op: str, cu_seqlens: Tensor, max_seqlen: int | None, x: Tensor) -> None:
+    """Refuse offsets of packed sequences that do not fit x (1, T, ...).
+
+    Their values are looked at on a CPU and in checked mode only: a GPU would have to be waited for.
+    """
+    if x.shape[0] != 1:
+        raise UserError(
+            f"{op}: packed sequences (cu_seqlens) need batch 1, got {x.shape[0]}. Flatten them into one row."
+        )
+    whole = not (cu_seqlens.is_floating_point() or cu_seqlens.dtype == torch.bool)
+    if cu_seqlens.ndim != 1 or not whole or cu_seqlens.numel() < 2 or cu_seqlens.device != x.device:
+        raise UserError(
+            f"{op}: cu_seqlens has shape {tuple(cu_seqlens.shape)} and dtype {cu_seqlens.dtype} on "
+            f"{cu_seqlens.device}, expected two or more whole numbers, such as [0, 3, 7], on {x.device}."
+        )
+    if is_checked() or (cu_seqlens.device.type == "cpu" and not torch.compiler.is_compiling()):
+        bounds = cu_seqlens.tolist()
+        if bounds[0] != 0 or bounds[-1] != x.shape[1] or bounds != sorted(bounds):
+            raise UserError(
+                f"{op}: cu_seqlens is {bounds}, expected offsets that rise from 0 to time = {x.shape[1]}."
+            )
+        longest = max(b - a for a, b in itertools.pairwise(bounds))
+        if max_seqlen is not None and longest > max_seqlen:
+            raise UserError(f"{op}: a sequence has {longest} steps, more than max_seqlen = {max_seqlen}.")
 
 
 def check_range(op: str, name: str, tensor: Tensor, low: float, high: float, hint: str = "") -> None:

@@ -1,20 +1,58 @@
 """The short convolution as PyTorch has it."""
 
+import itertools
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 
 def short_convolution_reference(
-    x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor | None, *, silu: bool
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    state: Tensor | None,
+    *,
+    silu: bool,
+    cu_seqlens: Tensor | None = None,
+    max_seqlen: int | None = None,
 ) -> Tensor:
     """y_t = bias + sum_i weight_i x_{t - width + 1 + i}, then silu(y_t) where asked for.
 
     Shapes: x, y (B, T, C); weight (C, width); bias (C,); state (B, C, width - 1), the inputs before the
-    first, zeros when None.
+    first, zeros when None. Packed sequences, the steps cu_seqlens[s] to cu_seqlens[s + 1] of x for every s,
+    each begin from zeros.
     """
+    if cu_seqlens is not None:
+        bounds = itertools.pairwise(cu_seqlens.tolist())
+        sequences = [x[:, a:b] for a, b in bounds if a < b]
+        return torch.cat(
+            [short_convolution_reference(s, weight, bias, None, silu=silu) for s in sequences], 1
+        )
     C, width = weight.shape
     x = x.mT
     x = F.pad(x, (width - 1, 0)) if state is None else torch.cat([state.to(x.dtype), x], dim=-1)
     y = F.conv1d(x, weight[:, None], bias, groups=C).mT
     return F.silu(y) if silu else y
+
+
+def convolved_split_reference(
+    x: Tensor,
+    widths: list[int],
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor],
+    cu_seqlens: Tensor | None = None,
+    max_seqlen: int | None = None,
+) -> tuple[Tensor, ...]:
+    """Of x = [p_1, ..., p_n, r, ...] along the last axis: silu(convolution of p_i) for each i, and r.
+
+    Shapes: x (B, T, N); results (B, T, widths_i). Columns beyond the widths are left out. Without weights
+    the results are silu(p_i) and r.
+    """
+    *parts, rest = x[..., : sum(widths)].split(widths, dim=-1)
+    if not weights:
+        return *(F.silu(part) for part in parts), rest
+    each = zip(parts, weights, biases or [None] * len(parts), strict=True)
+    packing = {"cu_seqlens": cu_seqlens, "max_seqlen": max_seqlen}
+    return *(short_convolution_reference(p, w, b, None, silu=True, **packing) for p, w, b in each), rest

@@ -1,109 +1,230 @@
-"""The Triton backend of the short convolution: `torch.library` ops around the two kernels."""
+"""The Triton backend of the short convolution: `torch.library` ops around two kernels, and their sizes."""
 
-from typing import Any
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from statetrack.ops.derivatives import first_derivative_only
-from statetrack.ops.dispatch import define
+from statetrack.ops.derivatives import first_derivative_only, wants_gradient
+from statetrack.ops.dispatch import define, direct
 from statetrack.ops.partial_sums import add_up
-from statetrack.ops.short_convolution.triton_kernels import backward_kernel, forward_kernel
+from statetrack.ops.short_convolution.triton_kernels import (
+    convolution_backward_kernel,
+    convolution_forward_kernel,
+)
 
 WIDEST = 8  # taps: each is unrolled
-L, CHANNELS = 16, 64  # times and channels of a program
+MOST_PARTS = 3  # convolved at once
+CHANNELS = 128  # columns of a program, at most
+SHORTEST = 32  # steps worth a piece of their own: it reads width - 1 more forward, twice that backward
 
 
 def short_convolution_triton(
-    x: Tensor, weight: Tensor, bias: Tensor | None, state: None, *, silu: bool
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    state: None,
+    *,
+    silu: bool,
+    cu_seqlens: Tensor | None,
+    max_seqlen: int | None,
 ) -> Tensor:
     """Same arguments and results as `short_convolution_reference`, from an empty past."""
-    if x.stride(2) != 1:
-        x = x.contiguous()
-    return torch.ops.statetrack.short_convolution(x, weight.contiguous(), bias, silu)
+    biases = [] if bias is None else [bias]
+    return _run(x, [weight], biases, cu_seqlens, max_seqlen, [x.shape[2]], 0, silu)[0]
 
 
-def refuses(x: Tensor, weight: Tensor, state: Tensor | None) -> str | None:
+def convolved_split_triton(
+    x: Tensor,
+    widths: list[int],
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor],
+    cu_seqlens: Tensor | None,
+    max_seqlen: int | None,
+) -> tuple[Tensor, ...]:
+    """Same arguments and results as `convolved_split_reference`; the results are contiguous."""
+    packing = (cu_seqlens, max_seqlen) if weights else (None, None)  # without weights steps do not meet
+    return tuple(_run(x, list(weights), list(biases), *packing, widths[:-1], widths[-1], True))
+
+
+def refuses(x: Tensor, width: int, parts: int, state: Tensor | None) -> str | None:
     """Why the kernels cannot take these inputs, or None."""
     if state is not None:
         return "it begins from a state"
-    if weight.shape[1] > WIDEST:
-        return f"it is {weight.shape[1]} wide, more than {WIDEST}"
+    if width > WIDEST:
+        return f"it is {width} wide, more than {WIDEST}"
+    if parts > MOST_PARTS:
+        return f"there are {parts} convolved parts, more than {MOST_PARTS}"
     if x.numel() == 0:
         return "the input is empty"
     return "float64 is not offered there" if x.dtype == torch.float64 else None
 
 
-def _grid(x: Tensor) -> tuple[int, int, int]:
-    B, T, C = x.shape
-    return B, -(-T // L), -(-C // CHANNELS)
+class Size(NamedTuple):
+    steps: int  # that a program loads at once, as many as registers hold
+    programs: int  # for every processor, as many as it runs at once
 
 
-def _constants(weight: Tensor, bias: Tensor | None, silu: bool) -> dict[str, Any]:
-    constants = {"W": weight.shape[1], "L": L, "BC": CHANNELS, "HAS_BIAS": bias is not None, "SILU": silu}
-    return constants | {"num_warps": 4}
+LIGHT, HEAVY = Size(8, 28), Size(4, 16)  # the backward with weights needs twice the registers of the others
 
 
-def _forward(x: Tensor, weight: Tensor, bias: Tensor | None, silu: bool) -> Tensor:
-    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    forward_kernel[_grid(x)](
-        x, weight, weight if bias is None else bias, y, x.shape[1], x.shape[2], x.stride(0), x.stride(1),
-        **_constants(weight, bias, silu),
-    )  # fmt: skip
-    return y
+def size(width: int, backward: bool) -> Size:
+    """`width` is 0 without weights."""
+    return HEAVY if backward and width else LIGHT
+
+
+class Work(NamedTuple):
+    """How the work is cut up: `items` are the pieces of all sequences, and programs share them out."""
+
+    pieces: int  # of a sequence
+    length: int  # steps of a piece
+    items: int
+    programs: int  # beside each other in every block of columns
+
+
+def plan(B: int, T: int, blocks: int, size: Size, processors: int) -> Work:
+    """Sequences are cut along time only if they and the blocks of columns leave processors idle."""
+    wanted = max(1, size.programs * processors // blocks)
+    pieces = max(1, min(-(-wanted // B), T // SHORTEST))
+    length = -(-T // (pieces * size.steps)) * size.steps
+    pieces = -(-T // length)
+    return Work(pieces, length, B * pieces, min(B * pieces, wanted))
+
+
+def constants(
+    N: int,
+    M: int,
+    widths: list[int],
+    rest: int,
+    width: int,
+    bias: bool,
+    silu: bool,
+    packed: bool,
+    backward: bool,
+) -> dict[str, Any]:
+    """What a kernel is compiled for: rows of x lie N apart and hold M numbers; `width` is 0 without taps."""
+    Q, K, V = [*widths, 0, 0][:3]
+    passed = M - sum(widths) if backward else rest
+    BC = min(CHANNELS, max(32, _power_of_two(max(widths))))
+    BR = min(CHANNELS, _power_of_two(passed))
+    known = {"N": N, "Q": Q, "K": K, "V": V, "R": rest, "W": max(width, 1), "FILTERED": width > 0}
+    known |= {"HAS_BIAS": bias, "SILU": silu, "PACKED": packed, "ALIGNED": math.gcd(*widths)}
+    known |= {"BC": BC, "U": size(width, backward).steps, "BR": BR, "ROWS": 1024 // BR, "num_warps": 1}
+    return known | ({"M": M} if backward else {})
+
+
+def _power_of_two(n: int) -> int:
+    return 1 << max(n - 1, 0).bit_length()
+
+
+@functools.lru_cache
+def _processors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+
+
+def _even_rows(x: Tensor) -> Tensor:
+    """x itself if one number says how far its rows lie apart, else a copy."""
+    evenly = x.shape[0] == 1 or x.stride(0) == x.shape[1] * x.stride(1)
+    return x if x.stride(2) == 1 and evenly else x.contiguous()
+
+
+def _three(tensors: list[Tensor], other: Tensor) -> list[Tensor]:
+    """The tensors, filled up: a kernel takes three pointers of one dtype, whether it reads them or not."""
+    found = [x.contiguous() for x in tensors] or [other]
+    return found + [found[-1]] * (MOST_PARTS - len(found))
+
+
+def _launch(x: Tensor, weights, biases, cu_seqlens, longest, widths, rest, silu, backward: bool):
+    """Constants, grid, and the numbers a kernel takes: the length of sequences, and the work."""
+    (B, T, M), width, packed = x.shape, weights[0].shape[1] if weights else 0, cu_seqlens is not None
+    if packed:
+        B, T = len(cu_seqlens) - 1, longest
+    known = constants(x.stride(1), M, widths, rest, width, len(biases) > 0, silu, packed, backward)
+    passed = M - sum(widths) if backward else rest
+    blocks = sum(-(-w // known["BC"]) for w in widths)
+    work = plan(B, T, blocks, size(width, backward), _processors(x.device))
+    grid = blocks + -(-passed // known["BR"]), work.programs
+    if backward:
+        known["CUT"] = work.pieces > 1
+    return known, grid, (T, work.pieces, work.length, work.items)
+
+
+def _parts(x: Tensor, weights, biases, cu_seqlens, longest, widths: list[int], rest: int, silu: bool):
+    return [x.new_empty(*x.shape[:2], width) for width in ([*widths, rest] if rest else widths)]
+
+
+def _forward(
+    x: Tensor, weights, biases, cu_seqlens, longest: int, widths: list[int], rest: int, silu: bool
+) -> list[Tensor]:
+    x = _even_rows(x)
+    options = cu_seqlens, longest, widths, rest, silu
+    known, grid, numbers = _launch(x, weights, biases, *options, False)
+    parts = _parts(x, weights, biases, *options)
+    tensors = [x, *_three(weights, x), *_three(biases, x), *_three(parts[: len(widths)], x), parts[-1]]
+    arguments = [*tensors, x if cu_seqlens is None else cu_seqlens.contiguous(), *numbers]
+    convolution_forward_kernel[grid](*arguments, **known)
+    return parts
+
+
+def _results(x: Tensor, weights, biases, dparts, cu_seqlens, longest, widths: list[int], rest, silu):
+    """Room for dx, and for the gradients of weights and biases one after the other."""
+    per_channel = (weights[0].shape[1] if weights else 0) + (1 if biases else 0)
+    return x.new_empty(x.shape), x.new_empty(sum(widths) * per_channel, dtype=torch.float32)
 
 
 def _backward(
-    x: Tensor, weight: Tensor, bias: Tensor | None, dy: Tensor, silu: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of x, of the weight and of the bias (empty without one)."""
-    if dy.stride(2) != 1:
-        dy = dy.contiguous()
-    (B, tiles, _), (C, width) = _grid(x), weight.shape
-    dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    dweights = torch.empty(B * tiles, C, width, dtype=torch.float32, device=x.device)
-    dbias = torch.empty(B * tiles if bias is not None else 0, C, dtype=torch.float32, device=x.device)
-    backward_kernel[_grid(x)](
-        x, weight, weight if bias is None else bias, dy, dx, dweights, dbias, x.shape[1], C,
-        x.stride(0), x.stride(1), dy.stride(0), dy.stride(1), **_constants(weight, bias, silu),
-    )  # fmt: skip
-    dbias = dbias.new_empty(0) if bias is None else add_up(dbias, bias.dtype)
-    return dx, add_up(dweights, weight.dtype), dbias
+    x: Tensor, weights, biases, dparts, cu_seqlens, longest: int, widths: list[int], rest: int, silu: bool
+) -> tuple[Tensor, Tensor]:
+    x = _even_rows(x)
+    options = cu_seqlens, longest, widths, rest, silu
+    known, grid, numbers = _launch(x, weights, biases, *options, True)
+    dx, total = _results(x, weights, biases, dparts, *options)
+    sums = total.new_empty(grid[1], total.numel())
+    tensors = [x, *_three(weights, x), *_three(biases, x), *_three(dparts[: len(widths)], x)]
+    tensors += [dparts[-1].contiguous(), dx, sums]
+    arguments = [*tensors, x if cu_seqlens is None else cu_seqlens.contiguous(), *numbers]
+    convolution_backward_kernel[grid](*arguments, **known)
+    return dx, add_up(sums, torch.float32) if total.numel() else total
 
 
-def _fake(x, weight, bias, silu):
-    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
+class _ConvolvedSplit(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, cu_seqlens, options, taps, *parameters):
+        forward = direct(x, _forward, torch.ops.statetrack.convolved_split)
+        ctx.save_for_backward(x, cu_seqlens, *parameters)
+        ctx.options, ctx.taps = options, taps
+        return tuple(forward(x, list(parameters[:taps]), list(parameters[taps:]), cu_seqlens, *options))
+
+    @staticmethod
+    @first_derivative_only
+    def backward(ctx, *dparts):
+        x, cu_seqlens, *parameters = ctx.saved_tensors
+        weights, biases = parameters[: ctx.taps], parameters[ctx.taps :]
+        backward = direct(x, _backward, torch.ops.statetrack.convolved_split_backward)
+        dx, total = backward(x, weights, biases, list(dparts), cu_seqlens, *ctx.options)
+        found, begin = [], 0
+        for parameter in parameters:
+            found.append(total[begin : begin + parameter.numel()].view(parameter.shape).to(parameter.dtype))
+            begin += parameter.numel()
+        return dx, None, None, None, *found
 
 
-def _backward_fake(x, weight, bias, dy, silu):
-    dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    return (
-        dx,
-        torch.empty_like(weight),
-        x.new_empty(0, dtype=torch.float32) if bias is None else torch.empty_like(bias),
-    )
+def _run(x: Tensor, weights, biases, cu_seqlens, max_seqlen, widths, rest: int, silu: bool):
+    options = x.shape[1] if max_seqlen is None else max_seqlen, widths, rest, silu
+    if wants_gradient((x, *weights, *biases)):
+        return _ConvolvedSplit.apply(x, cu_seqlens, options, len(weights), *weights, *biases)
+    forward = direct(x, _forward, torch.ops.statetrack.convolved_split)
+    return forward(x, weights, biases, cu_seqlens, *options)
 
 
-define("short_convolution(Tensor x, Tensor weight, Tensor? bias, bool silu) -> Tensor", _forward, _fake)
+_INPUTS = "Tensor x, Tensor[] weights, Tensor[] biases"
+_OPTIONS = "Tensor? cu_seqlens, int longest, int[] widths, int rest, bool silu"
+define(f"convolved_split({_INPUTS}, {_OPTIONS}) -> Tensor[]", _forward, _parts)
 define(
-    "short_convolution_backward(Tensor x, Tensor weight, Tensor? bias, Tensor dy, bool silu)"
-    " -> (Tensor, Tensor, Tensor)",
+    f"convolved_split_backward({_INPUTS}, Tensor[] dparts, {_OPTIONS}) -> (Tensor, Tensor)",
     _backward,
-    _backward_fake,
+    _results,
 )
-
-
-def _setup_context(ctx, inputs, output):
-    x, weight, bias, silu = inputs
-    ctx.save_for_backward(x, weight, bias)
-    ctx.silu = silu
-
-
-@first_derivative_only
-def _gradients(ctx, dy):
-    x, weight, bias = ctx.saved_tensors
-    dx, dweight, dbias = torch.ops.statetrack.short_convolution_backward(x, weight, bias, dy, ctx.silu)
-    return dx, dweight, None if bias is None else dbias, None
-
-
-torch.library.register_autograd("statetrack::short_convolution", _gradients, setup_context=_setup_context)

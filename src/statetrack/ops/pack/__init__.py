@@ -1,0 +1,40 @@
+"""Padded sequences of mixed lengths packed one after the other into one row."""
+
+from torch import Tensor
+
+from statetrack.errors import UserError
+from statetrack.ops.backends import no_triton, pick_backend
+
+
+def _reference():
+    from statetrack.ops.pack.reference import pack_reference
+
+    return pack_reference
+
+
+def _triton():
+    from statetrack.ops.pack.triton_backend import pack_triton
+
+    return pack_triton
+
+
+BACKENDS = {"reference": _reference, "triton": _triton}
+
+
+def pack(
+    inputs: Tensor, targets: Tensor, ignore: int, rows: int, *, backend: str = "auto"
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """`inputs` (B, W) up to the one target of each sequence that is not `ignore`, packed into `rows` rows.
+
+    What comes back: `pack_reference`. Nothing is read on the host.
+    """
+    if inputs.ndim != 2 or inputs.shape != targets.shape or inputs.numel() == 0:
+        raise UserError(
+            f"pack: inputs have shape {tuple(inputs.shape)} and targets {tuple(targets.shape)}, expected the "
+            "same (batch, time), with at least one sequence and one step."
+        )
+    run = pick_backend("pack", backend, inputs.device, BACKENDS, {"triton": lambda: no_triton(inputs)})
+    return run(inputs, targets, ignore, rows)
+
+
+__all__ = ["pack"]

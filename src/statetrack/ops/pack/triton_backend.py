@@ -1,0 +1,33 @@
+"""The Triton backend of packing: two kernels, and PyTorch's running sum between them."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from statetrack.ops.pack.triton_kernels import lengths_kernel, pack_kernel
+
+SEQUENCES = 4  # of a program
+
+
+def constants(W: int) -> dict[str, Any]:
+    """What the kernels are compiled for."""
+    return {"W": W, "BW": max(16, 1 << (W - 1).bit_length()), "SEQUENCES": SEQUENCES, "num_warps": 1}
+
+
+def pack_triton(
+    inputs: Tensor, targets: Tensor, ignore: int, rows: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Same arguments and results as `pack_reference`."""
+    (B, W), constant = inputs.shape, constants(inputs.shape[1])
+    inputs, targets = inputs.contiguous(), targets.contiguous()
+    more = -(-rows // W)
+    lengths, answers, at = (torch.empty_like(targets[:, 0]) for _ in range(3))
+    tokens = inputs.new_empty(rows)
+    bounds = torch.empty(B + more + 1, dtype=torch.int32, device=inputs.device)
+    lengths_kernel[(-(-B // SEQUENCES),)](targets, lengths, answers, ignore, B, **constant)
+    ends = lengths.cumsum(0)
+    pack_kernel[(-(-(B + more) // SEQUENCES),)](
+        inputs, lengths, ends, tokens, bounds, at, answers, ignore, B, more, rows, **constant
+    )
+    return tokens, bounds, at, answers
