@@ -38,9 +38,11 @@ SPECS = {
 }
 
 
-def losses(spec, graphs):
+def losses(spec, graphs, packed=True):
     """The mean loss of every 20 steps, and the step that took them."""
     step = TrainingStep(spec, new_state(spec, torch.device("cuda")), pytest.fail, graphs)
+    if not packed:
+        step.packer = None
     found = []
     with step.on_stream():
         for number in range(1, spec.training.steps + 1):
@@ -58,6 +60,25 @@ def test_two_hundred_captured_steps_are_two_hundred_eager_steps(name):
     captured, step = losses(spec, graphs=True)
     assert len(step.graphs) == (4 if name == "several widths" else 1)
     torch.testing.assert_close(captured, eager, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["parity, Mamba", "arithmetic"])
+def test_packed_steps_are_padded_steps(name):
+    spec = SPECS[name].resolved()
+    spec = replace(spec, training=replace(spec.training, steps=60))
+    packed, step = losses(spec, graphs=True)
+    assert step.packer is not None
+    padded, _ = losses(spec, graphs=True, packed=False)
+    torch.testing.assert_close(packed, padded, rtol=1e-3, atol=1e-3)
+
+
+def test_copies_of_the_weights_are_the_weights_rounded():
+    spec = SPECS["bfloat16 layers"].resolved()
+    spec = replace(spec, training=replace(spec.training, steps=20, train_lengths=(8, 40)))
+    _, step = losses(spec, graphs=True)
+    assert step.graphs
+    for weight, copy in step.half_weights.of.items():
+        torch.testing.assert_close(copy.detach(), weight.detach().bfloat16(), rtol=0, atol=0)
 
 
 def test_a_run_cut_in_the_middle_ends_as_if_it_had_not_been(tmp_path):

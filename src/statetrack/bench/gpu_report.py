@@ -44,7 +44,7 @@ def gpu_report(peers: bool, chosen: Callable[[str], bool], keep: Callable[[dict[
             report["steps"].append(_step(step, ceilings, peers))
             keep(report)
     print(f"\n{'first call of a shape':<44}{'ours':>9}{'peer':>9}{'ratio':>8}   (s)")
-    for row in report["ops"]:
+    for row in (*report["ops"], *report["steps"]):
         cells = [("ours_first_s", 9), ("peer_first_s", 9), ("first_ratio", 8)]
         print(f"{row['case']:<44}" + "".join(_cell(row.get(name), width) for name, width in cells))
 
@@ -76,10 +76,13 @@ def _step(step: GpuTrainingStep, ceilings: Ceilings, peers: bool) -> dict[str, A
     row["floor_ms"] = 1e3 * step.floor.seconds(ceilings)
     for who in ("ours", "peer") if peers else ("ours",):
         try:
-            row[f"{who}_ms"] = 1e3 * seconds_per_step(getattr(step, who)())
+            work = getattr(step, who)()
         except UserError as error:
             print(f"({error})")
-    row["ratio"] = _ratio(row, "ms")
+            continue
+        row[f"{who}_first_s"] = first_call_seconds(work)
+        row[f"{who}_ms"] = 1e3 * seconds_per_step(work)
+    row |= {"ratio": _ratio(row, "ms"), "first_ratio": _ratio(row, "first_s")}
     cells = [("ours_ms", 9), ("peer_ms", 9), ("ratio", 8), ("floor_ms", 10)]
     text = "".join(_cell(row.get(name), width) for name, width in cells)
     print(f"{step.name:<44}{text}", flush=True)

@@ -5,7 +5,7 @@ from statetrack.tasks.automaton import PREFIXES, Automaton, automaton_task
 from statetrack.tasks.groups import Group, group
 from statetrack.tasks.modular_arithmetic import BracketArithmetic, ModularArithmetic
 from statetrack.tasks.parity import Parity
-from statetrack.tasks.task import IGNORE, Batch, Task
+from statetrack.tasks.task import IGNORE, Batch, Task, answer_positions
 from statetrack.tasks.word_problem import WordProblem
 
 TASKS: dict[str, Task] = {
@@ -49,6 +49,7 @@ __all__ = [
     "Parity",
     "Task",
     "WordProblem",
+    "answer_positions",
     "group",
     "task",
 ]

@@ -17,6 +17,11 @@ class Batch(NamedTuple):
     targets: Tensor  # (B, T), integers below n_classes, or IGNORE
 
 
+def answer_positions(targets: Tensor) -> Tensor:
+    """Where the one position that counts is in each sequence of a "last" task, (B, 1)."""
+    return (targets != IGNORE).byte().argmax(1, keepdim=True)
+
+
 @dataclass(frozen=True)
 class Task(ABC):
     """Sequences of tokens with labels. Randomness enters through `generator`, which also sets the device.

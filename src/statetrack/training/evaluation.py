@@ -8,7 +8,7 @@ from torch import Generator, Tensor
 
 from statetrack.layers import Model
 from statetrack.spec import RunSpec
-from statetrack.tasks import IGNORE
+from statetrack.tasks import answer_positions
 
 
 @torch.no_grad()
@@ -57,10 +57,10 @@ def _last(model: Model, spec: RunSpec, generator: Generator, device: torch.devic
     answers = torch.zeros(spec.task.n_classes, dtype=torch.long, device=generator.device)
     for size in _batch_sizes(samples, spec):
         batch = spec.task.fill(lengths[start : start + size], generator)
-        counts = batch.targets != IGNORE
-        hits = (_predict(model, spec, batch.inputs, device) == batch.targets) & counts
-        correct.append(hits.sum(1) == counts.sum(1))
-        answers += torch.bincount(batch.targets[counts], minlength=spec.task.n_classes)
+        at = answer_positions(batch.targets)
+        targets = batch.targets.gather(1, at)[:, 0]
+        correct.append(_predict(model, spec, batch.inputs, device, at)[:, 0] == targets)
+        answers += torch.bincount(targets, minlength=spec.task.n_classes)
         start += size
     right = torch.cat(correct).double().cpu()
     # the last edge belongs to the last bin
@@ -78,9 +78,12 @@ def _last(model: Model, spec: RunSpec, generator: Generator, device: torch.devic
     }
 
 
-def _predict(model: Model, spec: RunSpec, inputs: Tensor, device: torch.device) -> Tensor:
+def _predict(
+    model: Model, spec: RunSpec, inputs: Tensor, device: torch.device, at: Tensor | None = None
+) -> Tensor:
     with autocast(spec, device):
-        return model(inputs.to(device))[0].argmax(-1).cpu()
+        logits, _ = model(inputs.to(device), at=None if at is None else at.to(device))
+    return logits.argmax(-1).cpu()
 
 
 def autocast(spec: RunSpec, device: torch.device) -> torch.autocast:

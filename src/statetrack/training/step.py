@@ -8,18 +8,22 @@ the learning rate (a table), the count of steps, the running sum of losses.
 import contextlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from statetrack.ops import cross_entropy
 from statetrack.ops.adamw import RecordedAdamW, recorded_adamw
 from statetrack.ops.checks import is_checked
 from statetrack.spec import RunSpec
-from statetrack.tasks import IGNORE, Batch
+from statetrack.tasks import IGNORE, Batch, answer_positions
 from statetrack.training.checkpoint import TrainingState
 from statetrack.training.data import batch_length, batch_width, drawn_in_graph, training_batch
 from statetrack.training.evaluation import autocast
+from statetrack.training.half_weights import HalfWeights
 from statetrack.training.optimizer import learning_rates
+from statetrack.training.packing import Packer
 
 EAGER_FIRST = 2  # steps of a width that run before it is captured: they load and compile what it needs
 
@@ -38,6 +42,9 @@ class TrainingStep:
             group["lr"] = self.rate
         self.graphs: dict[int, _Graph] = {}  # by width
         self.seen: dict[int, int] = {}
+        self.half_weights: HalfWeights | None = None
+        packs = self.device.type == "cuda" and spec.task.labels == "last" and state.model.packs
+        self.packer = Packer(spec) if packs else None
         self.uses_graphs = graphs and self.device.type == "cuda"
         # of its own: a graph cannot be captured on the default one, and runs that share a GPU overlap
         self.stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
@@ -69,19 +76,30 @@ class TrainingStep:
     def recorded_update(self) -> RecordedAdamW | None:
         """The optimiser's step as a graph holds it, where there are graphs and it can be had.
 
-        Eager steps before the recording take it too: that compiles and loads its kernels.
+        Eager steps before the recording take it too: that compiles and loads its kernels. Under autocast it
+        brings with it the copies of the weights that it keeps up to date, one for all graphs.
         """
-        if not self.uses_graphs:
-            return None
-        return recorded_adamw(self.state.optimizer, self.spec.training.clip)
+        training, update = self.spec.training, None
+        if self.uses_graphs:
+            if training.precision == "bfloat16" and self.half_weights is None:
+                self.half_weights = HalfWeights(self.state.model)
+            copies = None if self.half_weights is None else self.half_weights.of
+            update = recorded_adamw(self.state.optimizer, training.clip, copies)
+        if update is None:  # nobody would keep the copies up to date
+            self.half_weights = None
+        return update
 
     def arithmetic(self, batch: Batch, update: RecordedAdamW | None = None) -> None:
         """Everything but the data; nothing here waits for the device once it is recorded."""
         state, clip = self.state, self.spec.training.clip
+        inputs, options, targets = self._arguments(batch)
+        model = self.half_weights or state.model
         with autocast(self.spec, self.device):
-            logits, _ = state.model(batch.inputs)
-        loss = cross_entropy(logits, batch.targets, IGNORE)
-        state.optimizer.zero_grad(set_to_none=True)
+            logits, _ = model(inputs, **options)
+        loss = cross_entropy(logits, targets, IGNORE)
+        state.optimizer.zero_grad()
+        if self.half_weights is not None:
+            self.half_weights.zero_grad()
         loss.backward()
         self.rate.copy_(self.rates.index_select(0, self.count).squeeze())
         if update is not None:
@@ -92,6 +110,16 @@ class TrainingStep:
             state.optimizer.step()
         state.loss_sum += loss.detach()
         self.count += 1
+
+    def _arguments(self, batch: Batch) -> tuple[Tensor, dict[str, Any], Tensor]:
+        """Tokens, the model's options, and the targets of the logits it then gives: those that count."""
+        if self.packer is not None:
+            packed = self.packer(batch)
+            return packed.tokens, {"at": packed.at, "packing": packed.packing}, packed.targets
+        if self.spec.task.labels == "dense":
+            return batch.inputs, {}, batch.targets
+        at = answer_positions(batch.targets)
+        return batch.inputs, {"at": at}, batch.targets.gather(1, at)
 
     def _capture(self, width: int) -> None:
         """Record a step of this width. What cannot be recorded stays eager from then on, and that is said."""

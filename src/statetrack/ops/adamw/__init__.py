@@ -1,10 +1,11 @@
 """The optimiser's step for recording in a CUDA graph, in place of that of `torch.optim.AdamW`."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from statetrack.ops.backends import no_triton
 
@@ -16,14 +17,18 @@ class RecordedAdamW(Protocol):
     fill: Callable[[], None]  # after the recording: writes the table
 
 
-def recorded_adamw(optimizer: torch.optim.Optimizer, clip: float) -> RecordedAdamW | None:
+def recorded_adamw(
+    optimizer: torch.optim.Optimizer, clip: float, copies: Mapping[Tensor, Tensor] | None = None
+) -> RecordedAdamW | None:
     """Clipping to the norm `clip` (0 for none) and one step of `optimizer` in two kernels, or None.
 
-    The numbers are those of `clip_grad_norm_` and of the optimiser itself to rounding, and so is its state;
-    only the gradients stay unclipped. None where Triton cannot take it, or STATETRACK_BACKEND says otherwise.
+    `copies` names, for some weights, a bfloat16 copy that has the gradient in its place and that the step
+    brings up to date. The numbers are those of `clip_grad_norm_` and of the optimiser itself to rounding, and
+    so is its state; only the gradients stay unclipped. None where Triton cannot take it, or
+    STATETRACK_BACKEND says otherwise.
     """
     rate = optimizer.param_groups[0]["lr"]
-    if not isinstance(rate, torch.Tensor) or no_triton(rate):
+    if not isinstance(rate, Tensor) or no_triton(rate):
         return None
     if os.environ.get("STATETRACK_BACKEND", "auto") not in ("auto", "triton"):
         return None
@@ -31,7 +36,7 @@ def recorded_adamw(optimizer: torch.optim.Optimizer, clip: float) -> RecordedAda
 
     if triton_backend.refuses(optimizer) or not isinstance(optimizer, torch.optim.AdamW):
         return None
-    return triton_backend.TableAdamW(optimizer, clip)
+    return triton_backend.TableAdamW(optimizer, clip, copies or {})
 
 
 __all__ = ["RecordedAdamW", "recorded_adamw"]

@@ -1,6 +1,7 @@
 """One step of AdamW on all weights, to be recorded in a CUDA graph."""
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -19,8 +20,9 @@ class TableAdamW:
     written while recording: `launch` inside, `fill` after. The optimiser's state is changed in place.
     """
 
-    def __init__(self, optimizer: torch.optim.AdamW, clip: float):
+    def __init__(self, optimizer: torch.optim.AdamW, clip: float, copies: Mapping[Tensor, Tensor]):
         self.groups, self.state, self.clip = optimizer.param_groups, optimizer.state, clip
+        self.copies = copies
         (self.beta1, self.beta2), self.eps = self.groups[0]["betas"], self.groups[0]["eps"]
         self.rate = self.groups[0]["lr"]
         self.rows: list[list[int]] = []
@@ -36,9 +38,10 @@ class TableAdamW:
         self.rows, self.decays, self.gradients = [], [], []
         for group in self.groups:
             for p in group["params"]:
-                if p.grad is not None:
+                grad = self.copies.get(p, p).grad
+                if grad is not None:
                     # kept: a copy made here must live as long as its address
-                    self.gradients.append(p.grad.contiguous())
+                    self.gradients.append(grad.contiguous())
                     self._add(p, self.gradients[-1], self.state[p], group["weight_decay"])
         programs = len(self.rows)
         if not (self.table.is_cuda and torch.cuda.is_current_stream_capturing()):
@@ -54,9 +57,11 @@ class TableAdamW:
     def _add(self, p: Tensor, grad: Tensor, state: dict[str, Tensor], decay: float) -> None:
         step = state["step"].data_ptr()
         tensors = p, grad, state["exp_avg"], state["exp_avg_sq"]
+        copy = self.copies.get(p)
         for start in range(0, p.numel(), BLOCK):
             places = [t.data_ptr() + start * t.element_size() for t in tensors]
-            self.rows.append([*places, step, min(BLOCK, p.numel() - start), int(start == 0)])
+            copied = 0 if copy is None else copy.data_ptr() + start * copy.element_size()
+            self.rows.append([*places, step, min(BLOCK, p.numel() - start), int(start == 0), copied])
             self.decays.append(decay)
 
     def fill(self) -> None:

@@ -1,14 +1,14 @@
 """AdamW with clipping for all weights of a model in two Triton kernels. Arithmetic is float32.
 
 A program has up to BLOCK neighbouring values of one weight. Its row of the table holds the addresses of their
-values, gradients and both moments, of the weight's count of steps, how many values there are, and whether it
-is the weight's first program.
+values, gradients and both moments, of the weight's count of steps, how many values there are, whether it is
+the weight's first program, and the address of their bfloat16 copy: gradients are bfloat16 where there is one.
 """
 
 import triton
 import triton.language as tl
 
-COLUMNS: tl.constexpr = tl.constexpr(7)
+COLUMNS: tl.constexpr = tl.constexpr(8)
 
 
 @triton.jit
@@ -18,11 +18,27 @@ def _address(table, column: tl.constexpr):
 
 
 @triton.jit
+def _copy(table):
+    return tl.load(table + tl.program_id(0) * COLUMNS + 7)
+
+
+@triton.jit
+def _gradient(table, i, size):
+    """Values i of the program's gradient, in float32."""
+    address = tl.load(table + tl.program_id(0) * COLUMNS + 1)
+    if _copy(table) != 0:
+        g = tl.load(address.to(tl.pointer_type(tl.bfloat16)) + i, mask=i < size, other=0.0).to(tl.float32)
+    else:
+        g = tl.load(address.to(tl.pointer_type(tl.float32)) + i, mask=i < size, other=0.0)
+    return g
+
+
+@triton.jit
 def count_kernel(table, squares, BLOCK: tl.constexpr):
     """The sum of squared gradients of a program; and every weight's count of steps goes up."""
     i = tl.arange(0, BLOCK)
     size = tl.load(table + tl.program_id(0) * COLUMNS + 5)
-    g = tl.load(_address(table, 1) + i, mask=i < size, other=0.0)
+    g = _gradient(table, i, size)
     tl.store(squares + tl.program_id(0), tl.sum(g * g, axis=0))
     if tl.load(table + tl.program_id(0) * COLUMNS + 6) > 0:
         step = _address(table, 4)
@@ -56,7 +72,7 @@ def update_kernel(
         scale = tl.minimum(clip / (tl.sqrt(total) + 1e-6), 1.0)
     p_at, m_at, v_at = _address(table, 0) + i, _address(table, 2) + i, _address(table, 3) + i
     p = tl.load(p_at, mask=i < size, other=0.0)
-    g = tl.load(_address(table, 1) + i, mask=i < size, other=0.0) * scale
+    g = _gradient(table, i, size) * scale
     m = tl.load(m_at, mask=i < size, other=0.0)
     v = tl.load(v_at, mask=i < size, other=0.0)
     m += (1.0 - beta1) * (g - m)
@@ -67,3 +83,5 @@ def update_kernel(
     tl.store(p_at, p, mask=i < size)
     tl.store(m_at, m, mask=i < size)
     tl.store(v_at, v, mask=i < size)
+    if _copy(table) != 0:
+        tl.store(_copy(table).to(tl.pointer_type(tl.bfloat16)) + i, p.to(tl.bfloat16), mask=i < size)

@@ -5,7 +5,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from statetrack.ops.cross_entropy.triton_kernels import backward_kernel, forward_kernel, mean_kernel
+from statetrack.ops.cross_entropy.triton_kernels import (
+    cross_entropy_backward_kernel,
+    cross_entropy_kernel,
+    mean_kernel,
+)
 from statetrack.ops.derivatives import first_derivative_only
 from statetrack.ops.dispatch import define
 
@@ -52,7 +56,9 @@ def _forward(logits: Tensor, targets: Tensor, ignore: int) -> tuple[Tensor, Tens
     programs = -(-rows // constant["ROWS"])
     sums = torch.empty(programs, dtype=torch.float32, device=device)
     counted = torch.empty(programs, dtype=torch.int32, device=device)
-    forward_kernel[(programs,)](logits, targets, sums, counted, rows, logits.stride(0), ignore, **constant)
+    cross_entropy_kernel[(programs,)](
+        logits, targets, sums, counted, rows, logits.stride(0), ignore, **constant
+    )
     loss, count = _results(logits, targets, ignore)
     mean_constants: dict[str, Any] = {"BLOCK": BLOCK, "num_warps": 4}
     mean_kernel[(1,)](sums, counted, loss, count, programs, **mean_constants)
@@ -70,7 +76,7 @@ def _backward(logits: Tensor, targets: Tensor, count: Tensor, dloss: Tensor, ign
     rows, N = logits.shape
     dlogits = torch.empty(rows, N, dtype=logits.dtype, device=logits.device)
     constant = constants(N, _readable(logits))
-    backward_kernel[(-(-rows // constant["ROWS"]),)](
+    cross_entropy_backward_kernel[(-(-rows // constant["ROWS"]),)](
         logits, targets, count, dloss, dlogits, rows, logits.stride(0), ignore, **constant
     )
     return dlogits

@@ -21,7 +21,7 @@ def _rows(logits, targets, row, rows, stride, ignore, n, N: tl.constexpr, READ: 
 
 
 @triton.jit
-def forward_kernel(
+def cross_entropy_kernel(
     logits, targets, sums, counted, rows, stride, ignore,
     N: tl.constexpr, READ: tl.constexpr, BN: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
@@ -54,7 +54,7 @@ def mean_kernel(sums, counted, loss, count, programs, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def backward_kernel(
+def cross_entropy_backward_kernel(
     logits, targets, count, dloss, dlogits, rows, stride, ignore,
     N: tl.constexpr, READ: tl.constexpr, BN: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from statetrack.ops.derivatives import first_derivative_only
 from statetrack.ops.dispatch import define
-from statetrack.ops.embedding.triton_kernels import backward_kernel, forward_kernel
+from statetrack.ops.embedding.triton_kernels import embedding_backward_kernel, embedding_kernel
 from statetrack.ops.partial_sums import add_up
 
 LARGEST = 1024  # vocabulary: beyond it, sorting the tokens does less than multiplying by zeros
@@ -47,7 +47,7 @@ def _forward(tokens: Tensor, weight: Tensor) -> Tensor:
     count, columns = tokens.numel(), min(1024, max(16, 1 << (D - 1).bit_length()))
     constants: dict[str, Any] = {"V": V, "D": D, "BD": columns, "BT": TILE // columns, "num_warps": 4}
     grid = -(-count // constants["BT"]), -(-D // columns)
-    forward_kernel[grid](tokens, weight, out, count, **constants)
+    embedding_kernel[grid](tokens, weight, out, count, **constants)
     return out
 
 
@@ -55,7 +55,7 @@ def _backward(tokens: Tensor, dout: Tensor, V: int) -> Tensor:
     D = dout.shape[-1]
     constants, grid = plan(tokens.numel(), V, D)
     dweights = torch.empty(grid[0], V, D, dtype=torch.float32, device=dout.device)
-    backward_kernel[grid](tokens, dout.contiguous(), dweights, tokens.numel(), **constants)
+    embedding_backward_kernel[grid](tokens, dout.contiguous(), dweights, tokens.numel(), **constants)
     return add_up(dweights, dout.dtype)
 
 

@@ -5,7 +5,7 @@ import triton.language as tl
 
 
 @triton.jit
-def forward_kernel(
+def embedding_kernel(
     tokens, weight, out, count, V: tl.constexpr, D: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr
 ):
     t = tl.program_id(0).to(tl.int64) * BT + tl.arange(0, BT)
@@ -21,7 +21,7 @@ def forward_kernel(
 
 
 @triton.jit
-def backward_kernel(
+def embedding_backward_kernel(
     tokens, dout, dweights, count,
     V: tl.constexpr, D: tl.constexpr, BV: tl.constexpr, BD: tl.constexpr, BT: tl.constexpr,
     EACH: tl.constexpr,

@@ -8,7 +8,7 @@ import triton.language as tl
 
 
 @triton.jit
-def forward_kernel(
+def rms_norm_kernel(
     x, y, weight, total, out, rows, eps,
     N: tl.constexpr, BN: tl.constexpr, ROWS: tl.constexpr, HAS_Y: tl.constexpr,
 ):  # fmt: skip
@@ -26,7 +26,7 @@ def forward_kernel(
 
 
 @triton.jit
-def backward_kernel(
+def rms_norm_backward_kernel(
     s, weight, dtotal, dout, dx, dy, dweights, rows, eps, tiles,
     N: tl.constexpr, BN: tl.constexpr, ROWS: tl.constexpr, HAS_DTOTAL: tl.constexpr, HAS_DY: tl.constexpr,
 ):  # fmt: skip

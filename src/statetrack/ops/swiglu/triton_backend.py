@@ -7,7 +7,7 @@ from torch import Tensor
 
 from statetrack.ops.derivatives import first_derivative_only
 from statetrack.ops.dispatch import define
-from statetrack.ops.swiglu.triton_kernels import backward_kernel, forward_kernel
+from statetrack.ops.swiglu.triton_kernels import swiglu_backward_kernel, swiglu_kernel
 
 TILE = 2048  # values of each half in a program
 
@@ -38,13 +38,13 @@ def _launch(kernel, x: Tensor, *others: Tensor) -> None:
 
 def _forward(x: Tensor) -> Tensor:
     out = x.new_empty(*x.shape[:-1], x.shape[-1] // 2)
-    _launch(forward_kernel, x, out)
+    _launch(swiglu_kernel, x, out)
     return out
 
 
 def _backward(x: Tensor, dout: Tensor) -> Tensor:
     dx = torch.empty_like(x)
-    _launch(backward_kernel, x, dout.contiguous(), dx)
+    _launch(swiglu_backward_kernel, x, dout.contiguous(), dx)
     return dx
 
 

@@ -8,7 +8,7 @@ import triton.language as tl
 
 
 @triton.jit
-def forward_kernel(x, out, rows, W: tl.constexpr, BW: tl.constexpr, ROWS: tl.constexpr):
+def swiglu_kernel(x, out, rows, W: tl.constexpr, BW: tl.constexpr, ROWS: tl.constexpr):
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     w = tl.program_id(1) * BW + tl.arange(0, BW)
     inside = (row < rows)[:, None] & (w < W)[None, :]
@@ -20,7 +20,7 @@ def forward_kernel(x, out, rows, W: tl.constexpr, BW: tl.constexpr, ROWS: tl.con
 
 
 @triton.jit
-def backward_kernel(x, dout, dx, rows, W: tl.constexpr, BW: tl.constexpr, ROWS: tl.constexpr):
+def swiglu_backward_kernel(x, dout, dx, rows, W: tl.constexpr, BW: tl.constexpr, ROWS: tl.constexpr):
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     w = tl.program_id(1) * BW + tl.arange(0, BW)
     inside = (row < rows)[:, None] & (w < W)[None, :]
