@@ -36,14 +36,15 @@ def random_inputs(B, T, D, N, dtype=torch.float32, by_time=True, extras=EXTRAS):
     return {name: x for name, x in inputs.items() if name in extras or name not in EXTRAS}
 
 
-def run(inputs, reference=False, eigenvalues="[0,1]", softplus=True):
+def run(inputs, reference=False, eigenvalues="[0,1]", softplus=True, cu_seqlens=None):
     leaves = {name: (x.double() if reference else x).detach().requires_grad_() for name, x in inputs.items()}
     if reference:
         arguments = [leaves.get(name) for name in ("u", "delta", "A", "B", "C", *EXTRAS)]
-        out, h = selective_scan_reference(*arguments, delta_softplus=softplus, eigenvalues=eigenvalues)
+        options = {"delta_softplus": softplus, "eigenvalues": eigenvalues, "cu_seqlens": cu_seqlens}
+        out, h = selective_scan_reference(*arguments, **options)
     else:
         options = {"delta_softplus": softplus, "eigenvalues": eigenvalues, "return_last_state": True}
-        out, h = selective_scan(**leaves, **options, backend="triton")
+        out, h = selective_scan(**leaves, **options, cu_seqlens=cu_seqlens, backend="triton")
     generator = torch.Generator("cuda").manual_seed(7)
     loss = sum(
         (x * torch.randn(x.shape, generator=generator, device="cuda").to(x.dtype)).sum() for x in (out, h)
@@ -74,10 +75,10 @@ def test_half_precision_at_odd_sizes_matches_float64():
 
 
 def test_a_long_sequence_is_cut_and_matches_float64():
-    from statetrack.ops.selective_scan.triton_backend import _sizes
+    from statetrack.ops.selective_scan.triton_calls import sizes_for
 
     inputs = random_inputs(**LONG)
-    assert _sizes(inputs["u"]).segments > 1
+    assert sizes_for(inputs["u"]).segments > 1
     assert_close(inputs, torch.float32, eigenvalues="[-1,1]")
 
 
@@ -101,14 +102,61 @@ def test_decoding_continues_a_prefill():
     torch.testing.assert_close(state, last, rtol=1e-4, atol=1e-4)
 
 
+def packed_inputs(lengths, D, N, dtype=torch.float32, **options):
+    """Sequences of these lengths in one row, and their offsets."""
+    inputs = random_inputs(1, sum(lengths), D, N, dtype, **options)
+    if "initial_state" in inputs:
+        inputs["initial_state"] = torch.randn(len(lengths), D, N, device="cuda")
+    return inputs, torch.tensor([0, *lengths], device="cuda").cumsum(0).int()
+
+
+LENGTHS = [0, 1, 39, 16, 7, 17, 2, 0, 33, 8, 24, 5]
+
+
+@pytest.mark.parametrize("by_time", [True, False])
+def test_packed_sequences_match_float64(by_time):
+    inputs, cu_seqlens = packed_inputs(LENGTHS, 70, 16, torch.bfloat16, by_time=by_time)
+    assert_close(inputs, torch.bfloat16, eigenvalues="[-1,1]", cu_seqlens=cu_seqlens)
+
+
+def test_packed_sequences_may_change_between_replays_of_a_cuda_graph():
+    inputs, offsets = packed_inputs(LENGTHS, 70, 16, torch.bfloat16, by_time=False)
+    options = {"eigenvalues": "[-1,1]", "cu_seqlens": offsets}
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        value_and_gradients(squared, inputs, **options)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        replayed = value_and_gradients(squared, inputs, **options)
+    for lengths in (LENGTHS, LENGTHS[::-1], [sum(LENGTHS) - 11] + [1] * 11):
+        offsets.copy_(torch.tensor([0, *lengths]).cumsum(0))
+        graph.replay()
+        expected = value_and_gradients(squared, inputs, **options)
+        assert all(torch.equal(actual, value) for actual, value in zip(replayed, expected, strict=True))
+
+
+@torch.no_grad()
+def test_padding_to_a_known_length_reads_no_offsets():
+    inputs, cu_seqlens = packed_inputs(LENGTHS, 64, 16, by_time=False, extras=EXTRAS[:3])
+    options = {"delta_softplus": True, "cu_seqlens": cu_seqlens}
+    expected = selective_scan(**inputs, **options, backend="chunked")
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        actual = selective_scan(**inputs, **options, max_seqlen=max(LENGTHS), backend="chunked")
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
+
+
 def squared(**leaves):
     out, h = selective_scan(**leaves, delta_softplus=True, return_last_state=True, backend="triton")
     return out.square().sum() + h.square().sum()
 
 
-def value_and_gradients(function, inputs):
-    leaves = {name: x.clone().requires_grad_() for name, x in inputs.items()}
-    value = function(**leaves)
+def value_and_gradients(function, inputs, **options):
+    leaves = {name: x.detach().clone().requires_grad_() for name, x in inputs.items()}
+    value = function(**leaves, **options)
     return [value, *torch.autograd.grad(value, list(leaves.values()))]
 
 

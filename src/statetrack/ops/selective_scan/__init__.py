@@ -1,11 +1,16 @@
 """The selective scan of Mamba: a diagonal recurrence, with eigenvalues in [0, 1] or [-1, 1]."""
 
+import contextlib
+import itertools
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from statetrack.errors import UserError
 from statetrack.ops import checks
-from statetrack.ops.backends import no_triton, pick_backend
+from statetrack.ops.backends import choose_once, no_triton, pick_backend
+from statetrack.ops.remembered import Memory
 
 
 def _reference():
@@ -36,20 +41,29 @@ def _native():
 BACKENDS = {"reference": _reference, "chunked": _chunked, "native": _native, "triton": _triton}
 
 
-def _triton_refuses(u: Tensor, A: Tensor, B: Tensor, C: Tensor) -> str | None:
+def _constant_or_grouped(B: Tensor, C: Tensor) -> str | None:
+    if any(x.ndim == 2 or (x.ndim == 4 and x.shape[1] > 1) for x in (B, C)):
+        return "B and C are constant or come in several groups"
+    return None
+
+
+def _triton_refuses(u: Tensor, A: Tensor, B: Tensor, C: Tensor, cu_seqlens: Tensor | None) -> str | None:
     """Why the Triton kernels cannot take these inputs, or None."""
-    if reason := no_triton(u):
+    if reason := no_triton(u) or _constant_or_grouped(B, C):
         return reason
     from statetrack.ops.selective_scan.triton_backend import refuses
 
-    return refuses(u, A, B, C)
+    return refuses(u, A, cu_seqlens)
 
 
 def _native_refuses(u: Tensor, A: Tensor, B: Tensor, C: Tensor) -> str | None:
     """Why the native kernels cannot take these inputs, or None."""
     from statetrack.ops.selective_scan.native import refuses
 
-    return refuses(u, A, B, C)
+    return refuses(u, A) or _constant_or_grouped(B, C)
+
+
+_choices = Memory()
 
 
 def selective_scan(
@@ -66,6 +80,8 @@ def selective_scan(
     *,
     eigenvalues: str = "[0,1]",
     initial_state: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    max_seqlen: int | None = None,
     backend: str = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Apply the selective scan along time. Equation and shapes: `reference.selective_scan_reference`.
@@ -74,37 +90,45 @@ def selective_scan(
     the dtype of u, and (out, last_state) instead of out with `return_last_state`. The last state is
     float32 (float64 when u is), whatever the dtype of u: pass it on as `initial_state`, with T = 1 for
     decoding. `eigenvalues="[-1,1]"` replaces exp(delta A) by 2 exp(delta A) - 1 and nothing else.
+    `cu_seqlens` (S + 1 offsets in steps, batch 1) packs S sequences into one row; states are then (S, D, N).
+    `max_seqlen` says that none of them is longer: a backend that must know the longest one on the host then
+    need not read the offsets from a GPU. The Triton kernels do without.
     """
-    _check(u, delta, A, B, C, D, z, delta_bias, eigenvalues, initial_state)
+    checks.check_eigenvalues("selective_scan", eigenvalues)
+    inputs = u, delta, A, B, C, D, z, delta_bias, initial_state
+    run = choose_once(_choices, backend, (*inputs, cu_seqlens), lambda: _choose(backend, *inputs, cu_seqlens))
+    if cu_seqlens is not None:
+        _check_offsets(cu_seqlens, max_seqlen, u.shape[2])
+    elif max_seqlen is not None:
+        raise UserError("selective_scan: max_seqlen is given without cu_seqlens, the offsets it is about.")
     if checks.is_checked():
         _check_values(u, delta, A, B, C, D, z, delta_bias, delta_softplus, initial_state)
-    refusals = {
-        "triton": lambda: _triton_refuses(u, A, B, C),
-        "native": lambda: _native_refuses(u, A, B, C),
-    }
-    run = pick_backend("selective_scan", backend, u.device, BACKENDS, refusals)
     # Autocast would run the sums over states in half precision.
-    with torch.autocast(u.device.type, enabled=False):
+    autocast = torch.is_autocast_enabled(u.device.type)
+    with torch.autocast(u.device.type, enabled=False) if autocast else contextlib.nullcontext():
         out, last_state = run(
-            u,
-            delta,
-            A,
-            B,
-            C,
-            D,
-            z,
-            delta_bias,
-            initial_state,
+            *inputs,
             delta_softplus=delta_softplus,
             eigenvalues=eigenvalues,
+            cu_seqlens=cu_seqlens,
+            max_seqlen=max_seqlen,
         )
-    out = out.to(u.dtype)
+    out = out if out.dtype == u.dtype else out.to(u.dtype)
     return (out, last_state) if return_last_state else out
 
 
-def _check(u, delta, A, B, C, D, z, delta_bias, eigenvalues, initial_state) -> None:
+def _choose(backend: str, u, delta, A, B, C, D, z, delta_bias, initial_state, cu_seqlens) -> Callable:
+    """The backend for these inputs, their shapes, dtypes and devices checked."""
+    _check(u, delta, A, B, C, D, z, delta_bias, initial_state, cu_seqlens)
+    refusals = {
+        "triton": lambda: _triton_refuses(u, A, B, C, cu_seqlens),
+        "native": lambda: _native_refuses(u, A, B, C),
+    }
+    return pick_backend("selective_scan", backend, u.device, BACKENDS, refusals)
+
+
+def _check(u, delta, A, B, C, D, z, delta_bias, initial_state, cu_seqlens) -> None:
     op, order = "selective_scan", "Channels come before time here, as in mamba-ssm."
-    checks.check_eigenvalues(op, eigenvalues)
     if u.ndim != 3 or A.ndim != 2:
         raise UserError(
             f"{op}: u has shape {tuple(u.shape)} and A {tuple(A.shape)}, expected (batch, channels, time) "
@@ -139,10 +163,46 @@ def _check(u, delta, A, B, C, D, z, delta_bias, eigenvalues, initial_state) -> N
         checks.check_shape(op, "z", z, (batch, channels, T), "(batch, channels, time)", order)
     if delta_bias is not None:
         checks.check_shape(op, "delta_bias", delta_bias, (channels,), "(channels,)")
+    sequences = batch if cu_seqlens is None else _check_cu_seqlens(cu_seqlens, u)
     if initial_state is not None:
         checks.check_shape(
-            op, "initial_state", initial_state, (batch, channels, N), "(batch, channels, states)"
+            op, "initial_state", initial_state, (sequences, channels, N), "(sequences, channels, states)"
         )
+
+
+def _check_cu_seqlens(cu_seqlens: Tensor, u: Tensor) -> int:
+    op = "selective_scan"
+    if not isinstance(cu_seqlens, Tensor):
+        raise UserError(f"{op}: cu_seqlens is a {type(cu_seqlens).__name__}, expected a tensor.")
+    if u.shape[0] != 1:
+        raise UserError(
+            f"{op}: packed sequences (cu_seqlens) need batch 1, u has batch {u.shape[0]}. "
+            f"Flatten them into one row."
+        )
+    whole = not (cu_seqlens.is_floating_point() or cu_seqlens.is_complex() or cu_seqlens.dtype == torch.bool)
+    if cu_seqlens.ndim != 1 or not whole or cu_seqlens.numel() < 2:
+        raise UserError(
+            f"{op}: cu_seqlens has shape {tuple(cu_seqlens.shape)} and dtype {cu_seqlens.dtype}, expected a "
+            f"vector of at least two integer offsets, such as [0, 3, 7]."
+        )
+    if cu_seqlens.device != u.device:
+        raise UserError(f"{op}: cu_seqlens is on {cu_seqlens.device}, the other inputs are on {u.device}.")
+    return cu_seqlens.numel() - 1
+
+
+def _check_offsets(cu_seqlens: Tensor, max_seqlen: int | None, T: int) -> None:
+    # Reading offsets back from a GPU costs a sync, so their values are checked there in checked mode only.
+    if cu_seqlens.device.type == "cpu" or checks.is_checked():
+        bounds = cu_seqlens.tolist()
+        lengths = [b - a for a, b in itertools.pairwise(bounds)]
+        if bounds[0] != 0 or bounds[-1] != T or min(lengths) < 0:
+            raise UserError(
+                f"selective_scan: cu_seqlens is {bounds}, expected offsets that rise from 0 to time = {T}."
+            )
+        if max_seqlen is not None and max(lengths) > max_seqlen:
+            raise UserError(
+                f"selective_scan: a sequence has {max(lengths)} steps, more than max_seqlen = {max_seqlen}."
+            )
 
 
 def _check_weights(name: str, weights: Tensor, batch: int, channels: int, N: int, T: int) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from statetrack.ops.derivatives import first_derivative_only
 from statetrack.ops.selective_scan.blocks import Scan
+from statetrack.ops.selective_scan.packing import scan_packed
 
 
 def selective_scan_chunked(
@@ -28,8 +29,19 @@ def selective_scan_chunked(
     *,
     delta_softplus: bool,
     eigenvalues: str,
+    cu_seqlens: Tensor | None = None,
+    max_seqlen: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Same arguments and results as `selective_scan_reference`."""
+    if cu_seqlens is not None:
+        return scan_packed(
+            selective_scan_chunked,
+            *(u, delta, A, B, C, D, z, delta_bias, state),
+            delta_softplus=delta_softplus,
+            eigenvalues=eigenvalues,
+            cu_seqlens=cu_seqlens,
+            max_seqlen=max_seqlen,
+        )
     B, C = _same_groups(B, C)
     inputs = (u, delta, A, B, C, D, z, delta_bias, state)
     keep = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)

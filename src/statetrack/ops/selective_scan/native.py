@@ -6,6 +6,7 @@ from torch import Tensor
 from statetrack.ops.derivatives import first_derivative_only, wants_gradient
 from statetrack.ops.dispatch import define, direct
 from statetrack.ops.native import library
+from statetrack.ops.selective_scan.packing import scan_packed
 
 # Steps between saved states: at least the states per channel, so that they are no more numbers than u.
 STEPS = 32
@@ -26,8 +27,19 @@ def selective_scan_native(
     *,
     delta_softplus: bool,
     eigenvalues: str,
+    cu_seqlens: Tensor | None = None,
+    max_seqlen: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Same arguments and results as `selective_scan_reference`, in float32 whatever the inputs."""
+    if cu_seqlens is not None:
+        return scan_packed(
+            selective_scan_native,
+            *(u, delta, A, B, C, D, z, delta_bias, state),
+            delta_softplus=delta_softplus,
+            eigenvalues=eigenvalues,
+            cu_seqlens=cu_seqlens,
+            max_seqlen=max_seqlen,
+        )
     B, C = (x[:, 0] if x.ndim == 4 else x for x in (B, C))
     inputs = [
         x if x is None or x.dtype == torch.float32 else x.float()
@@ -37,14 +49,12 @@ def selective_scan_native(
     return _Native.apply(*inputs, delta_softplus, eigenvalues == "[-1,1]", keep)
 
 
-def refuses(u: Tensor, A: Tensor, B: Tensor, C: Tensor) -> str | None:
+def refuses(u: Tensor, A: Tensor) -> str | None:
     """Why the kernels cannot take these inputs, or None."""
     if u.device.type != "cpu":
         return f"the inputs are on {u.device}, not on a CPU"
     if u.dtype == torch.float64:
         return "float64 is not offered there"
-    if any(x.ndim == 2 or (x.ndim == 4 and x.shape[1] > 1) for x in (B, C)):
-        return "B and C are constant or come in several groups"
     if u.numel() == 0 or A.shape[1] == 0:
         return "the input is empty"
     return library.ABSENT

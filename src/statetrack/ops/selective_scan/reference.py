@@ -1,5 +1,7 @@
 """The selective scan as a loop over time: the definition every other backend is tested against."""
 
+import itertools
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -18,6 +20,8 @@ def selective_scan_reference(
     *,
     delta_softplus: bool,
     eigenvalues: str,
+    cu_seqlens: Tensor | None = None,
+    max_seqlen: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Run the recurrence of Eq. 1 with the Mamba row of Table 1 (tab:LRNNs; Gu and Dao 2023).
 
@@ -30,8 +34,27 @@ def selective_scan_reference(
     constant in time, or (B, N, T), or (B, G, N, T) with channel d in group d G / D. Per channel and state
     the recurrence is scalar, so the a_t are the eigenvalues. With delta >= 0 and A <= 0 they lie in the
     range named. delta has `delta_bias` added and goes through softplus if `delta_softplus`.
-    Returns the outputs (B, D, T) and the last state.
+    Returns the outputs (B, D, T) and the last state. With `cu_seqlens` batch 1 holds S sequences one after
+    the other, steps cu_seqlens[s] to cu_seqlens[s + 1], and the states are (S, D, N).
     """
+    if cu_seqlens is not None:
+        parts = [
+            selective_scan_reference(
+                u[..., start:stop],
+                delta[..., start:stop],
+                A,
+                B if B.ndim == 2 else B[..., start:stop],
+                C if C.ndim == 2 else C[..., start:stop],
+                D,
+                None if z is None else z[..., start:stop],
+                delta_bias,
+                None if state is None else state[s : s + 1],
+                delta_softplus=delta_softplus,
+                eigenvalues=eigenvalues,
+            )
+            for s, (start, stop) in enumerate(itertools.pairwise(cu_seqlens.tolist()))
+        ]
+        return torch.cat([y for y, _ in parts], dim=-1), torch.cat([h for _, h in parts])
     # Halves accumulate in float32, float64 stays.
     dtype = torch.promote_types(u.dtype, torch.float32)
     (batch, channels, T), N = u.shape, A.shape[1]

@@ -15,11 +15,13 @@ from statetrack.ops.selective_scan.triton_tiles import (
     LN_2,
     LOG2_E,
     by_eight,
+    first_step,
     kernel,
     lanes_along_channels,
     load_tile,
     offsets,
     opaque,
+    packed_sequence,
     scan_rows,
     shift_rows,
     sigmoid,
@@ -40,15 +42,15 @@ from statetrack.ops.selective_scan.triton_tiles import (
 
 @kernel
 def backward_kernel(
-    u, delta, A, B, C, D, z, bias, state, saved, dout, dlast, du, ddelta, dz, dBC, sums, carry, starts,
-    products, batch, channels, T, tiles, each, segments,
+    u, delta, A, B, C, D, z, bias, state, cu_seqlens, saved, dout, dlast, du, ddelta, dz, dBC, sums, carry,
+    starts, products, batch, channels, T, tiles, each, segments,
     u_b, u_d, u_t, delta_b, delta_d, delta_t, z_b, z_d, z_t, dout_b, dout_d, dout_t, du_b, du_d, du_t,
     B_b, B_n, B_t, C_b, C_n, C_t, A_d, A_n, state_b, state_d, state_n, dlast_b, dlast_d, dlast_n,
     N: tl.constexpr, BD: tl.constexpr, L: tl.constexpr, TAIL: tl.constexpr, HAS_D: tl.constexpr,
     HAS_Z: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_STATE: tl.constexpr, HAS_LAST: tl.constexpr,
-    SOFTPLUS: tl.constexpr, EXTENDED: tl.constexpr, SEGMENTED: tl.constexpr, FULL: tl.constexpr,
-    ALIKE: tl.constexpr, VECTOR: tl.constexpr, U_LIES: tl.constexpr, DELTA_LIES: tl.constexpr,
-    Z_LIES: tl.constexpr, DOUT_LIES: tl.constexpr, DU_LIES: tl.constexpr,
+    SOFTPLUS: tl.constexpr, EXTENDED: tl.constexpr, SEGMENTED: tl.constexpr, PACKED: tl.constexpr,
+    FULL: tl.constexpr, ALIKE: tl.constexpr, VECTOR: tl.constexpr, U_LIES: tl.constexpr,
+    DELTA_LIES: tl.constexpr, Z_LIES: tl.constexpr, DOUT_LIES: tl.constexpr, DU_LIES: tl.constexpr,
 ):  # fmt: skip
     if VECTOR:
         T = by_eight(T)
@@ -68,6 +70,9 @@ def backward_kernel(
     pair = tl.arange(0, 2)[None, :]
     carry += b * N * channels + d
     sums += b * (N + 2) * channels + d
+    start, half, row_tiles = 0, TAIL, tiles
+    if PACKED:
+        start, T, tiles, half = packed_sequence(cu_seqlens, b, L)  # pyright: ignore[reportGeneralTypeIssues]
     first = 0
     i = tiles - 1
     if SEGMENTED:
@@ -75,19 +80,22 @@ def backward_kernel(
         b = b // segments
         first = (segment * each).to(tl.int32)
         i = tl.minimum(first + each, tiles) - 1
-    u += b * u_b
-    delta += b * delta_b
-    z += b * z_b
-    dout += b * dout_b
-    du += b * du_b
-    ddelta += b * du_b
-    dz += b * du_b
-    B += b * B_b
-    C += b * C_b
+    u = first_step(u, b, start, u_b, u_t, PACKED)
+    delta = first_step(delta, b, start, delta_b, delta_t, PACKED)
+    z = first_step(z, b, start, z_b, z_t, PACKED)
+    dout = first_step(dout, b, start, dout_b, dout_t, PACKED)
+    du = first_step(du, b, start, du_b, du_t, PACKED)
+    ddelta = first_step(ddelta, b, start, du_b, du_t, PACKED)
+    dz = first_step(dz, b, start, du_b, du_t, PACKED)
+    B = first_step(B, b, start, B_b, B_t, PACKED)
+    C = first_step(C, b, start, C_b, C_t, PACKED)
     state += b * state_b
     dlast += b * dlast_b
-    saved += b * (tiles - 1) * N * channels + d
-    dBC += (tl.program_id(0) * batch + b) * tiles * N * 2 * L
+    saved += (start // L if PACKED else b * (tiles - 1)) * N * channels + d
+    if PACKED:  # dB and dC go into tiles of the whole row
+        dBC += (tl.program_id(0) * row_tiles + start // L) * N * 2 * L
+    else:
+        dBC += (tl.program_id(0) * batch + b) * tiles * N * 2 * L
     if SEGMENTED:
         if i < tiles - 1:  # what enters this segment from behind
             after = b * segments * N * channels + d
@@ -113,8 +121,9 @@ def backward_kernel(
         row = tl.arange(0, L >> (TAIL - part))[:, None]
         rows = tl.arange(0, L)[:, None] % (L >> (TAIL - part))
         dBC_at = tl.arange(0, 2 * (L >> (TAIL - part)))
-        dBC_at = dBC_at // (L >> (TAIL - part)) * L + dBC_at % (L >> (TAIL - part))
-        while i >= tl.maximum(first, (tiles - 1) * (TAIL - part)):
+        dBC_row, of_C = dBC_at % (L >> (TAIL - part)), dBC_at // (L >> (TAIL - part))
+        dBC_at = of_C * L + dBC_row
+        while i >= tl.maximum(first, (tiles - half) * (TAIL - part)):
             t = i * L + row
             in_t = t < T
             inside = in_t & in_d[None, :]
@@ -156,6 +165,10 @@ def backward_kernel(
             BC = two_rows(B, C, i * L + rows, B_t, C_t)
             BC_n = tl.where(pair == 0, B_n, C_n)
             in_BC = (i * L + rows < T) & (pair < 2)
+            if PACKED:
+                in_row = (start % L).to(tl.int32) + i * L + dBC_row
+                packed_at = (in_row // L * N * 2 + of_C) * L + in_row % L
+                packed_in = i * L + dBC_row < T
             # what the next state needs is loaded while this one is computed
             BC_next = load_tile(BC, in_BC, FULL)
             A_next = tl.load(A + d * A_d, mask=in_d, other=0.0).to(tl.float32) * LOG2_E
@@ -185,7 +198,10 @@ def backward_kernel(
                 dw += w * A_log2[None, :]
                 tl.store(sums + n * channels, dA + tl.sum(w * step, axis=0), mask=in_d)
                 dBC_t = sum_channels(g * x, h * dy, L >> (TAIL - part), BD)
-                tl.store(dBC + (i * N + n) * 2 * L + dBC_at, dBC_t)
+                if PACKED:
+                    tl.store(dBC + n * 2 * L + packed_at, dBC_t, mask=packed_in)
+                else:
+                    tl.store(dBC + (i * N + n) * 2 * L + dBC_at, dBC_t)
                 tl.store(carry + n * channels, take_row(a * g, row, 0), mask=in_d)
             # loaded again: they, and even where they lie, would take the registers the loop above needs
             t = opaque(i) * L + row
@@ -313,6 +329,7 @@ def reduce_kernel(
     dBC, sums, dB, dC, dA, dD, dbias, blocks, batch, channels, T, tiles, rows, columns,
     dB_b, dB_n, dB_t, dC_b, dC_n, dC_t,
     N: tl.constexpr, BN: tl.constexpr, L: tl.constexpr, BR: tl.constexpr, BW: tl.constexpr,
+    BK: tl.constexpr,
 ):  # fmt: skip
     """The sums `backward_kernel` leaves: over sequences and segments, and for dB and dC over blocks."""
     item = tl.program_id(0)
@@ -337,13 +354,16 @@ def reduce_kernel(
         b, state, which = tile // tiles, number // (2 * L), number % (2 * L)
         t = (tile % tiles) * L + which % L
         inside = (state < N) & (t < T)  # half a tile leaves the rest of its place unwritten
-        at_tile = dBC + tile * N * 2 * L + number
+        block = tl.arange(0, BK)[:, None]
+        block_size = batch.to(tl.int64) * tiles * N * 2 * L
+        at_tile = dBC + tile * N * 2 * L + block * block_size + number[None, :]
         block_sum = tl.zeros((BN * 2 * L,), tl.float32)
         k = 0
-        while k < blocks:
-            block_sum += tl.load(at_tile, mask=inside, other=0.0)
-            at_tile += batch.to(tl.int64) * tiles * N * 2 * L
-            k += 1
+        while k < blocks:  # BK loads at a time are on their way
+            more = tl.load(at_tile, mask=(k + block < blocks) & inside[None, :], other=0.0)
+            block_sum += tl.sum(more, axis=0)
+            at_tile += BK * block_size
+            k += BK
         at_B, at_C = b * dB_b + state * dB_n + t * dB_t, b * dC_b + state * dC_n + t * dC_t
         tl.store(dB + at_B, block_sum.to(dB.dtype.element_ty), mask=inside & (which < L))
         tl.store(dC + at_C, block_sum.to(dC.dtype.element_ty), mask=inside & (which >= L))

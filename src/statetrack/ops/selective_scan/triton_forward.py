@@ -11,11 +11,13 @@ import triton.language as tl
 from statetrack.ops.selective_scan.triton_tiles import (
     LOG2_E,
     by_eight,
+    first_step,
     kernel,
     lanes_along_channels,
     load_tile,
     offsets,
     opaque,
+    packed_sequence,
     scan_rows,
     sigmoid,
     softplus,
@@ -32,15 +34,15 @@ from statetrack.ops.selective_scan.triton_tiles import (
 
 @kernel
 def forward_kernel(
-    u, delta, A, B, C, D, z, bias, state, out, last, saved, ends, products,
+    u, delta, A, B, C, D, z, bias, state, cu_seqlens, out, last, saved, ends, products,
     channels, T, tiles, each, segments,
     u_b, u_d, u_t, delta_b, delta_d, delta_t, z_b, z_d, z_t, out_b, out_d, out_t,
     B_b, B_n, B_t, C_b, C_n, C_t, A_d, A_n, state_b, state_d, state_n,
     N: tl.constexpr, BD: tl.constexpr, L: tl.constexpr, TAIL: tl.constexpr, HAS_D: tl.constexpr,
     HAS_Z: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_STATE: tl.constexpr, SOFTPLUS: tl.constexpr,
-    EXTENDED: tl.constexpr, SEGMENTED: tl.constexpr, SAVE: tl.constexpr, FULL: tl.constexpr,
-    ALIKE: tl.constexpr, VECTOR: tl.constexpr, U_LIES: tl.constexpr, DELTA_LIES: tl.constexpr,
-    Z_LIES: tl.constexpr, OUT_LIES: tl.constexpr,
+    EXTENDED: tl.constexpr, SEGMENTED: tl.constexpr, PACKED: tl.constexpr, SAVE: tl.constexpr,
+    FULL: tl.constexpr, ALIKE: tl.constexpr, VECTOR: tl.constexpr, U_LIES: tl.constexpr,
+    DELTA_LIES: tl.constexpr, Z_LIES: tl.constexpr, OUT_LIES: tl.constexpr,
 ):  # fmt: skip
     if VECTOR:
         T = by_eight(T)
@@ -57,6 +59,9 @@ def forward_kernel(
     d = tl.program_id(0) * BD + tl.arange(0, BD)
     in_d = d < channels
     pair = tl.arange(0, 2)[None, :]
+    start, half = 0, TAIL
+    if PACKED:
+        start, T, tiles, half = packed_sequence(cu_seqlens, b, L)  # pyright: ignore[reportGeneralTypeIssues]
     i = 0
     stop = tiles
     if SEGMENTED:
@@ -64,14 +69,14 @@ def forward_kernel(
         b = b // segments
         i = (segment * each).to(tl.int32)
         stop = tl.minimum(i + each, tiles)
-    if SAVE:
-        place = b * (tiles - 1) * N * channels
-    u += b * u_b
-    delta += b * delta_b
-    z += b * z_b
-    out += b * out_b
-    B += b * B_b
-    C += b * C_b
+    if SAVE:  # packed sequences before this one have no more states to save than start // L
+        place = (start // L if PACKED else b * (tiles - 1)) * N * channels
+    u = first_step(u, b, start, u_b, u_t, PACKED)
+    delta = first_step(delta, b, start, delta_b, delta_t, PACKED)
+    z = first_step(z, b, start, z_b, z_t, PACKED)
+    out = first_step(out, b, start, out_b, out_t, PACKED)
+    B = first_step(B, b, start, B_b, B_t, PACKED)
+    C = first_step(C, b, start, C_b, C_t, PACKED)
     state += b * state_b
     last += b * N * channels + d
     saved += place + d
@@ -97,7 +102,7 @@ def forward_kernel(
         row = tl.arange(0, L >> part)[:, None]
         # 32 numbers with C's or more, or the compiler has every lane load all of them
         rows = tl.arange(0, L)[:, None] % (L >> part)
-        while i < tl.minimum(stop, tiles - TAIL + part):
+        while i < tl.minimum(stop, tiles - half + part):
             t = i * L + row
             in_t = t < T
             inside = in_t & in_d[None, :]

@@ -172,6 +172,27 @@ def by_eight(x):
 
 
 @triton.jit
+def packed_sequence(cu_seqlens, s, L: tl.constexpr):
+    """First step, length and tiles of packed sequence s, and 1 if the last tile is half a one.
+
+    An empty sequence has a tile too, with no step inside: it hands the state on.
+    """
+    start = tl.load(cu_seqlens + s).to(tl.int64)
+    T = (tl.load(cu_seqlens + s + 1).to(tl.int64) - start).to(tl.int32)
+    up = T + L - 1
+    return start, T, tl.maximum(up // L, 1), (up % L < L // 2).to(tl.int32)
+
+
+@triton.jit
+def first_step(x, b, start, x_b, x_t, PACKED: tl.constexpr):
+    """Pointer to the first step of sequence b, which is step `start` of the one row if PACKED."""
+    if PACKED:
+        return x + start * x_t
+    else:
+        return x + b * x_b
+
+
+@triton.jit
 def offsets(x_d, x_t, d, t, LIES: tl.constexpr):
     """Of a tile inside one sequence. The stride that is 1 is left out, so that the compiler knows it."""
     if LIES == 0:
