@@ -136,6 +136,8 @@ def test_packed_sequences_may_change_between_replays_of_a_cuda_graph():
         assert all(torch.equal(actual, value) for actual, value in zip(replayed, expected, strict=True))
 
 
+# PyTorch says that its mode which refuses to wait for the GPU is a prototype.
+@pytest.mark.filterwarnings("ignore::UserWarning")
 @torch.no_grad()
 def test_padding_to_a_known_length_reads_no_offsets():
     inputs, cu_seqlens = packed_inputs(LENGTHS, 64, 16, by_time=False, extras=EXTRAS[:3])

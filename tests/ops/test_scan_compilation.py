@@ -61,7 +61,7 @@ BY_CHANNEL, BY_TIME = dict.fromkeys(LIES, 0), dict.fromkeys(LIES, 1)
 FLAGS = ("HAS_D", "HAS_Z", "HAS_BIAS", "SOFTPLUS", "SAVE", "FULL", "ALIKE", "VECTOR")
 OFF = ("HAS_STATE", "HAS_LAST", "SEGMENTED", "EXTENDED", "PACKED")
 USUAL = dict.fromkeys(FLAGS, True) | dict.fromkeys(OFF, False)
-USUAL |= {"N": 16, "BN": 16, "BR": 256, "BW": 16, "BK": 8, "TAIL": 0}
+USUAL |= {"N": 16, "BN": 16, "BR": 128, "BW": 32, "TAIL": 0}
 UNUSUAL = {
     "HAS_STATE": True,
     "HAS_LAST": True,

@@ -58,8 +58,8 @@ class _DeltaRule(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, beta, g, state, cu_seqlens, options, final):
         forward = direct(q, _forward, torch.ops.statetrack.delta_rule_forward)
-        o, *kept = forward(q, k, v, beta, g, state, cu_seqlens, *options, True, final)
-        S = kept.pop(0) if final else None
+        o, *rest = forward(q, k, v, beta, g, state, cu_seqlens, *options, True, final)
+        S, kept = (rest[0], rest[1:]) if final else (None, rest)
         ctx.save_for_backward(q, k, v, beta, g, state, cu_seqlens, *kept)
         ctx.options = options
         ctx.set_materialize_grads(False)

@@ -329,7 +329,6 @@ def reduce_kernel(
     dBC, sums, dB, dC, dA, dD, dbias, blocks, batch, channels, T, tiles, rows, columns,
     dB_b, dB_n, dB_t, dC_b, dC_n, dC_t,
     N: tl.constexpr, BN: tl.constexpr, L: tl.constexpr, BR: tl.constexpr, BW: tl.constexpr,
-    BK: tl.constexpr,
 ):  # fmt: skip
     """The sums `backward_kernel` leaves: over sequences and segments, and for dB and dC over blocks."""
     item = tl.program_id(0)
@@ -354,16 +353,13 @@ def reduce_kernel(
         b, state, which = tile // tiles, number // (2 * L), number % (2 * L)
         t = (tile % tiles) * L + which % L
         inside = (state < N) & (t < T)  # half a tile leaves the rest of its place unwritten
-        block = tl.arange(0, BK)[:, None]
-        block_size = batch.to(tl.int64) * tiles * N * 2 * L
-        at_tile = dBC + tile * N * 2 * L + block * block_size + number[None, :]
+        at_tile = dBC + tile * N * 2 * L + number
         block_sum = tl.zeros((BN * 2 * L,), tl.float32)
         k = 0
-        while k < blocks:  # BK loads at a time are on their way
-            more = tl.load(at_tile, mask=(k + block < blocks) & inside[None, :], other=0.0)
-            block_sum += tl.sum(more, axis=0)
-            at_tile += BK * block_size
-            k += BK
+        while k < blocks:
+            block_sum += tl.load(at_tile, mask=inside, other=0.0)
+            at_tile += batch.to(tl.int64) * tiles * N * 2 * L
+            k += 1
         at_B, at_C = b * dB_b + state * dB_n + t * dB_t, b * dC_b + state * dC_n + t * dC_t
         tl.store(dB + at_B, block_sum.to(dB.dtype.element_ty), mask=inside & (which < L))
         tl.store(dC + at_C, block_sum.to(dC.dtype.element_ty), mask=inside & (which >= L))

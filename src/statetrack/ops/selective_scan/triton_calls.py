@@ -228,11 +228,11 @@ class BackwardCall:
              _lies(u), _lies(delta), _lies(gate), _lies(dout), _lies(du)),
             warps=1,
         )  # fmt: skip
-        columns, states = -(-(N + 2) * channels // 16), 1 << (N - 1).bit_length()
+        columns = -(-(N + 2) * channels // 32)
         self.reduce = Launcher(
             reduce_kernel, device, (columns + batch * size.tiles, 1),
             (size.blocks, batch, channels, T, size.tiles, rows, columns, *dB.stride(), *dC.stride()),
-            (N, states, L, 256 if rows > 64 else 64, 16, max(1, min(8, 128 // states))),
+            (N, 1 << (N - 1).bit_length(), L, 128 if rows > 32 else 32, 32),
             warps=4,
         )  # fmt: skip
 
