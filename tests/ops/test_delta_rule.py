@@ -265,7 +265,7 @@ ERRORS = [
     ({}, {"cu_seqlens": [0, 3, 7]}, "cu_seqlens is a list, expected a tensor"),
     ({}, {"householders": 2}, r"time \* 2 householders"),
     ({}, {"initial_state": torch.zeros(2, 2, 3, 5)}, r"initial_state has shape .* = \(2, 2, 5, 3\)"),
-    ({}, {"cu_seqlens": torch.tensor([0, 7])}, "need batch 1, q has batch 2"),
+    ({}, {"cu_seqlens": torch.tensor([0, 7])}, "need batch 1, got 2"),
     ({}, {"backend": "chunk"}, "Did you mean 'chunked'"),
     ({"q": torch.rand(2, 7, 2, 280), "k": torch.rand(2, 7, 2, 280)}, {"backend": "triton"}, "more than 256"),
 ]

@@ -195,14 +195,14 @@ BATCH_2 = {name: torch.ones(2, 2 if name in "BC" else 5, 7) for name in TIMED}
         ({"cu_seqlens": [0, 3, 7]}, "cu_seqlens is a list, expected a tensor"),
         ({"cu_seqlens": torch.tensor([0.0, 7.0])}, "at least two integer offsets"),
         ({"cu_seqlens": torch.tensor([0])}, "at least two integer offsets"),
-        ({"cu_seqlens": torch.tensor([0, 3, 7], device="meta")}, "cu_seqlens is on meta, the other inputs"),
+        ({"cu_seqlens": torch.tensor([0, 3, 7], device="meta")}, "on meta, expected a vector"),
         ({"cu_seqlens": torch.tensor([0, 3, 6])}, "rise from 0 to time = 7"),
         ({"cu_seqlens": torch.tensor([1, 3, 7])}, "rise from 0 to time = 7"),
         ({"cu_seqlens": torch.tensor([0, 8, 7])}, "rise from 0 to time = 7"),
         ({"max_seqlen": 3}, "a sequence has 4 steps, more than max_seqlen = 3"),
-        ({"cu_seqlens": None, "initial_state": None, "max_seqlen": 7}, "is given without cu_seqlens"),
+        ({"cu_seqlens": None, "initial_state": None, "max_seqlen": 7}, "only with cu_seqlens"),
         ({"initial_state": torch.ones(1, 5, 2)}, r"expected \(sequences, channels, states\) = \(2, 5, 2\)"),
-        (BATCH_2, "need batch 1, u has batch 2. Flatten them into one row"),
+        (BATCH_2, "need batch 1, got 2. Flatten them into one row"),
     ],
 )
 def test_what_is_wrong_with_the_offsets_is_said(changes, message):

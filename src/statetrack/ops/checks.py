@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -59,30 +60,44 @@ def check_floating(op: str, device: torch.device, **tensors: Tensor | None) -> N
             raise UserError(f"{op}: {name} is on {tensor.device}, the other inputs are on {device}.")
 
 
-def check_packing(op: str, cu_seqlens: Tensor, max_seqlen: int | None, x: Tensor) -> None:
-    """Refuse offsets of packed sequences that do not fit x (1, T, ...).
-
-    Their values are looked at on a CPU and in checked mode only: a GPU would have to be waited for.
-    """
-    if x.shape[0] != 1:
+def check_packing(op: str, cu_seqlens: Any, batch: int, device: torch.device) -> int:
+    """Refuse offsets of packed sequences that cannot be any, whatever their values; how many sequences."""
+    if not isinstance(cu_seqlens, Tensor):
+        raise UserError(f"{op}: cu_seqlens is a {type(cu_seqlens).__name__}, expected a tensor.")
+    if batch != 1:
         raise UserError(
-            f"{op}: packed sequences (cu_seqlens) need batch 1, got {x.shape[0]}. Flatten them into one row."
+            f"{op}: packed sequences (cu_seqlens) need batch 1, got {batch}. Flatten them into one row."
         )
-    whole = not (cu_seqlens.is_floating_point() or cu_seqlens.dtype == torch.bool)
-    if cu_seqlens.ndim != 1 or not whole or cu_seqlens.numel() < 2 or cu_seqlens.device != x.device:
+    whole = not (cu_seqlens.is_floating_point() or cu_seqlens.is_complex() or cu_seqlens.dtype == torch.bool)
+    if cu_seqlens.ndim != 1 or not whole or cu_seqlens.numel() < 2 or cu_seqlens.device != device:
         raise UserError(
             f"{op}: cu_seqlens has shape {tuple(cu_seqlens.shape)} and dtype {cu_seqlens.dtype} on "
-            f"{cu_seqlens.device}, expected two or more whole numbers, such as [0, 3, 7], on {x.device}."
+            f"{cu_seqlens.device}, expected a vector of at least two integer offsets, such as [0, 3, 7], on "
+            f"{device}."
         )
-    if is_checked() or (cu_seqlens.device.type == "cpu" and not torch.compiler.is_compiling()):
+    return cu_seqlens.numel() - 1
+
+
+def check_offsets(op: str, cu_seqlens: Tensor | None, max_seqlen: int | None, T: int) -> None:
+    """Refuse offsets that do not rise from 0 to T, or by more than `max_seqlen`; and a stray `max_seqlen`.
+
+    Values are looked at on a CPU and in checked mode only: a GPU would have to be waited for.
+    """
+    if max_seqlen is not None and (cu_seqlens is None or not isinstance(max_seqlen, int) or max_seqlen < 0):
+        raise UserError(
+            f"{op}: max_seqlen is {max_seqlen!r}, expected a whole number, and only with cu_seqlens."
+        )
+    if cu_seqlens is None or torch.compiler.is_compiling():
+        return
+    if cu_seqlens.device.type == "cpu" or is_checked():
         bounds = cu_seqlens.tolist()
-        if bounds[0] != 0 or bounds[-1] != x.shape[1] or bounds != sorted(bounds):
+        lengths = [b - a for a, b in itertools.pairwise(bounds)]
+        if bounds[0] != 0 or bounds[-1] != T or min(lengths) < 0:
+            raise UserError(f"{op}: cu_seqlens is {bounds}, expected offsets that rise from 0 to time = {T}.")
+        if max_seqlen is not None and max(lengths) > max_seqlen:
             raise UserError(
-                f"{op}: cu_seqlens is {bounds}, expected offsets that rise from 0 to time = {x.shape[1]}."
+                f"{op}: a sequence has {max(lengths)} steps, more than max_seqlen = {max_seqlen}."
             )
-        longest = max(b - a for a, b in itertools.pairwise(bounds))
-        if max_seqlen is not None and longest > max_seqlen:
-            raise UserError(f"{op}: a sequence has {longest} steps, more than max_seqlen = {max_seqlen}.")
 
 
 def check_range(op: str, name: str, tensor: Tensor, low: float, high: float, hint: str = "") -> None:

@@ -1,7 +1,6 @@
 """The delta rule: products of generalised Householder matrices, with eigenvalues in [-1, 1]."""
 
 import contextlib
-import itertools
 from collections.abc import Callable
 
 import torch
@@ -91,16 +90,11 @@ def delta_rule(
         raise UserError(
             f"delta_rule: householders is {householders!r}, expected a whole number of at least 1."
         )
-    if max_seqlen is not None and (cu_seqlens is None or not isinstance(max_seqlen, int) or max_seqlen < 0):
-        raise UserError(
-            f"delta_rule: max_seqlen is {max_seqlen!r}, expected a whole number, and only with cu_seqlens."
-        )
     inputs = q, k, v, beta, g, initial_state, cu_seqlens
     run = choose_once(
         _choices, (backend, householders), inputs, lambda: _choose(backend, householders, *inputs)
     )
-    if cu_seqlens is not None:
-        _check_offsets(cu_seqlens, q.shape[1])
+    checks.check_offsets("delta_rule", cu_seqlens, max_seqlen, q.shape[1])
     if checks.is_checked():
         _check_values(q, k, v, beta, g, initial_state, use_qk_l2norm_in_kernel, beta_from_logits)
     # Autocast would run the products inside in half precision.
@@ -135,7 +129,7 @@ def _choose(backend: str, householders: int, q, k, v, beta, g, initial_state, cu
 def _check(q, k, v, beta, g, householders, initial_state, cu_seqlens) -> None:
     op, order = "delta_rule", "Time comes before heads in this library."
     given = {"q": q, "k": k, "v": v, "beta": beta, "g": g}
-    given |= {"initial_state": initial_state, "cu_seqlens": cu_seqlens}
+    given |= {"initial_state": initial_state}
     for name, x in given.items():
         if not isinstance(x, Tensor) and (x is not None or name in ("q", "k", "v", "beta")):
             raise UserError(f"{op}: {name} is a {type(x).__name__}, expected a tensor.")
@@ -153,37 +147,11 @@ def _check(q, k, v, beta, g, householders, initial_state, cu_seqlens) -> None:
     checks.check_shape(op, "beta", beta, (B, steps, H), f"(batch, {time}, heads)", order)
     if g is not None:
         checks.check_shape(op, "g", g, (B, T, H), "(batch, time, heads)", order)
-    sequences = B
-    if cu_seqlens is not None:
-        sequences = _check_cu_seqlens(cu_seqlens, B)
+    sequences = B if cu_seqlens is None else checks.check_packing(op, cu_seqlens, B, q.device)
     if initial_state is not None:
         checks.check_shape(
             op, "initial_state", initial_state, (sequences, H, K, V), "(sequences, heads, K, V)"
         )
-
-
-def _check_cu_seqlens(cu_seqlens: Tensor, B: int) -> int:
-    op = "delta_rule"
-    if B != 1:
-        raise UserError(
-            f"{op}: packed sequences (cu_seqlens) need batch 1, q has batch {B}. Flatten them into one row."
-        )
-    if cu_seqlens.ndim != 1 or cu_seqlens.is_floating_point() or cu_seqlens.numel() < 2:
-        raise UserError(
-            f"{op}: cu_seqlens has shape {tuple(cu_seqlens.shape)} and dtype {cu_seqlens.dtype}, expected a "
-            f"vector of at least two integer offsets, such as [0, 3, 7]."
-        )
-    return cu_seqlens.numel() - 1
-
-
-def _check_offsets(cu_seqlens: Tensor, T: int) -> None:
-    # Reading offsets back from a GPU costs a sync, so their values are checked there in checked mode only.
-    if cu_seqlens.device.type == "cpu" or checks.is_checked():
-        bounds = cu_seqlens.tolist()
-        if bounds[0] != 0 or bounds[-1] != T or any(a > b for a, b in itertools.pairwise(bounds)):
-            raise UserError(
-                f"delta_rule: cu_seqlens is {bounds}, expected offsets that rise from 0 to time = {T}."
-            )
 
 
 def _check_values(q, k, v, beta, g, initial_state, l2norm, logits) -> None:

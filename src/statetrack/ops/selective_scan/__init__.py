@@ -1,7 +1,6 @@
 """The selective scan of Mamba: a diagonal recurrence, with eigenvalues in [0, 1] or [-1, 1]."""
 
 import contextlib
-import itertools
 from collections.abc import Callable
 
 import torch
@@ -97,10 +96,7 @@ def selective_scan(
     checks.check_eigenvalues("selective_scan", eigenvalues)
     inputs = u, delta, A, B, C, D, z, delta_bias, initial_state
     run = choose_once(_choices, backend, (*inputs, cu_seqlens), lambda: _choose(backend, *inputs, cu_seqlens))
-    if cu_seqlens is not None:
-        _check_offsets(cu_seqlens, max_seqlen, u.shape[2])
-    elif max_seqlen is not None:
-        raise UserError("selective_scan: max_seqlen is given without cu_seqlens, the offsets it is about.")
+    checks.check_offsets("selective_scan", cu_seqlens, max_seqlen, u.shape[2])
     if checks.is_checked():
         _check_values(u, delta, A, B, C, D, z, delta_bias, delta_softplus, initial_state)
     # Autocast would run the sums over states in half precision.
@@ -163,46 +159,11 @@ def _check(u, delta, A, B, C, D, z, delta_bias, initial_state, cu_seqlens) -> No
         checks.check_shape(op, "z", z, (batch, channels, T), "(batch, channels, time)", order)
     if delta_bias is not None:
         checks.check_shape(op, "delta_bias", delta_bias, (channels,), "(channels,)")
-    sequences = batch if cu_seqlens is None else _check_cu_seqlens(cu_seqlens, u)
+    sequences = batch if cu_seqlens is None else checks.check_packing(op, cu_seqlens, batch, u.device)
     if initial_state is not None:
         checks.check_shape(
             op, "initial_state", initial_state, (sequences, channels, N), "(sequences, channels, states)"
         )
-
-
-def _check_cu_seqlens(cu_seqlens: Tensor, u: Tensor) -> int:
-    op = "selective_scan"
-    if not isinstance(cu_seqlens, Tensor):
-        raise UserError(f"{op}: cu_seqlens is a {type(cu_seqlens).__name__}, expected a tensor.")
-    if u.shape[0] != 1:
-        raise UserError(
-            f"{op}: packed sequences (cu_seqlens) need batch 1, u has batch {u.shape[0]}. "
-            f"Flatten them into one row."
-        )
-    whole = not (cu_seqlens.is_floating_point() or cu_seqlens.is_complex() or cu_seqlens.dtype == torch.bool)
-    if cu_seqlens.ndim != 1 or not whole or cu_seqlens.numel() < 2:
-        raise UserError(
-            f"{op}: cu_seqlens has shape {tuple(cu_seqlens.shape)} and dtype {cu_seqlens.dtype}, expected a "
-            f"vector of at least two integer offsets, such as [0, 3, 7]."
-        )
-    if cu_seqlens.device != u.device:
-        raise UserError(f"{op}: cu_seqlens is on {cu_seqlens.device}, the other inputs are on {u.device}.")
-    return cu_seqlens.numel() - 1
-
-
-def _check_offsets(cu_seqlens: Tensor, max_seqlen: int | None, T: int) -> None:
-    # Reading offsets back from a GPU costs a sync, so their values are checked there in checked mode only.
-    if cu_seqlens.device.type == "cpu" or checks.is_checked():
-        bounds = cu_seqlens.tolist()
-        lengths = [b - a for a, b in itertools.pairwise(bounds)]
-        if bounds[0] != 0 or bounds[-1] != T or min(lengths) < 0:
-            raise UserError(
-                f"selective_scan: cu_seqlens is {bounds}, expected offsets that rise from 0 to time = {T}."
-            )
-        if max_seqlen is not None and max(lengths) > max_seqlen:
-            raise UserError(
-                f"selective_scan: a sequence has {max(lengths)} steps, more than max_seqlen = {max_seqlen}."
-            )
 
 
 def _check_weights(name: str, weights: Tensor, batch: int, channels: int, N: int, T: int) -> None:

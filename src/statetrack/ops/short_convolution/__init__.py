@@ -81,11 +81,12 @@ def short_convolution(
             op, "initial_state", initial_state, (B, C, width - 1), "(batch, channels, width - 1)"
         )
     if cu_seqlens is not None:
-        checks.check_packing(op, cu_seqlens, max_seqlen, x)
+        checks.check_packing(op, cu_seqlens, B, x.device)
         if initial_state is not None:
             raise UserError(
                 f"{op}: packed sequences (cu_seqlens) begin from an empty past, not from a state."
             )
+    checks.check_offsets(op, cu_seqlens, max_seqlen, x.shape[1])
     refusals = {"triton": lambda: _triton_refuses(x, width, 1, initial_state)}
     run = pick_backend(op, backend, x.device, BACKENDS, refusals)
     return run(x, weight, bias, initial_state, silu=silu, cu_seqlens=cu_seqlens, max_seqlen=max_seqlen)
@@ -126,7 +127,8 @@ def convolved_split(
     for i, bias in enumerate(biases):
         checks.check_shape(op, f"biases[{i}]", bias, (widths[i],), "(channels,)")
     if cu_seqlens is not None:
-        checks.check_packing(op, cu_seqlens, max_seqlen, x)
+        checks.check_packing(op, cu_seqlens, x.shape[0], x.device)
+    checks.check_offsets(op, cu_seqlens, max_seqlen, x.shape[1])
     refusals = {"triton": lambda: _triton_refuses(x, taps, n, None)}
     run = pick_backend(op, backend, x.device, SPLIT_BACKENDS, refusals)
     return run(x, list(widths), weights, biases, cu_seqlens, max_seqlen)
