@@ -72,7 +72,7 @@ class Launcher:
         dtypes, kinds = tuple([x.dtype for x in tensors]), tuple([_kind(x) for x in self.numbers])
         key = (self.kernel, self.device, self.warps, self.registers, self.constants, kinds, dtypes)
         if found := _compiled.get(key):
-            self._start, self._handles = found
+            self._handles, self._start = found[1], found[0]  # other threads look at `_start` alone
             return self._start
         compiled = self._through_triton(tensors)
         if compiled is not None and _known and not any(x.data_ptr() % 16 for x in tensors):

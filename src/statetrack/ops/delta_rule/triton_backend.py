@@ -45,6 +45,7 @@ def delta_rule_triton(
         dtype = torch.promote_types(torch.promote_types(q.dtype, k.dtype), v.dtype)
         q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
     g = None if g is None else floor_decay(g.float())
+    cu_seqlens = None if cu_seqlens is None else cu_seqlens.contiguous()
     options = scale, householders, l2norm, beta_from_logits or 0.0, max_seqlen or 0
     inputs = q, k, v, beta, g, state, cu_seqlens
     if wants_gradient(inputs):

@@ -46,7 +46,7 @@ def selective_scan_triton(
     if B.dtype != C.dtype:
         B, C = B.float(), C.float()
     state = None if state is None else state.float()
-    cu_seqlens = None if cu_seqlens is None else cu_seqlens.contiguous()
+    D, delta_bias, cu_seqlens = (None if x is None else x.contiguous() for x in (D, delta_bias, cu_seqlens))
     inputs = (u, delta, A, B, C, D, z, delta_bias, state, cu_seqlens)
     save = wants_gradient(inputs)
     forward = direct(u, _Scan.apply if save else _forward, torch.ops.statetrack.selective_scan_forward)

@@ -128,7 +128,8 @@ def _processors(device: torch.device) -> int:
 def _even_rows(x: Tensor) -> Tensor:
     """x itself if one number says how far its rows lie apart, else a copy."""
     evenly = x.shape[0] == 1 or x.stride(0) == x.shape[1] * x.stride(1)
-    return x if x.stride(2) == 1 and evenly else x.contiguous()
+    # not `contiguous`, which keeps any stride of an axis of size one
+    return x if x.stride(2) == 1 and evenly else x.clone(memory_format=torch.contiguous_format)
 
 
 def _three(tensors: list[Tensor], other: Tensor) -> list[Tensor]:
