@@ -23,7 +23,7 @@ def inputs(B=2, T=9, N=48, widths=(16, 16, 8, 4), width=4, bias=False, dtype=tor
 def outcome(given, backend, dtype=None, **packing):
     """The parts and every gradient for a fixed random loss."""
     x, widths, weights, biases = given
-    x, *parameters = (y.to(dtype).clone().requires_grad_() for y in (x, *weights, *biases))
+    x, *parameters = (y.to(dtype).detach().requires_grad_() for y in (x, *weights, *biases))
     n = len(weights)
     parts = convolved_split(x, widths, parameters[:n], parameters[n:], backend=backend, **packing)
     generator = torch.Generator().manual_seed(1)

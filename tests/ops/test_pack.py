@@ -29,6 +29,16 @@ def test_triton_matches_the_reference(B, W, room):
         assert torch.equal(x, y)
 
 
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_a_sequence_ends_with_its_first_target_and_without_one_after_a_step(dtype):
+    inputs, targets, _ = padded(4, 7)
+    targets[1], targets[2, 3:] = IGNORE, 2
+    given = inputs, targets.to(dtype), IGNORE, 20
+    for x, y in zip(pack(*given, backend="triton"), pack(*given, backend="reference"), strict=True):
+        assert x.dtype == y.dtype
+        assert torch.equal(x, y)
+
+
 def test_every_row_belongs_to_a_sequence_no_longer_than_the_longest():
     inputs, targets, lengths = padded(9, 20)
     tokens, bounds, at, answers = pack(inputs, targets, IGNORE, 300)

@@ -17,7 +17,7 @@ def inputs(B=2, T=21, C=70, width=4, bias=True, dtype=torch.float32, seed=0):
 
 def outcome(given, **options):
     """The output and every gradient for a fixed random loss."""
-    leaves = [None if x is None else x.clone().requires_grad_() for x in given]
+    leaves = [None if x is None else x.detach().requires_grad_() for x in given]
     y = short_convolution(*leaves, **options)
     weights = torch.randn(y.shape, generator=torch.Generator().manual_seed(1))
     (y.float() * weights).sum().backward()
@@ -52,6 +52,22 @@ def test_triton_takes_half_precision_and_strided_views():
     assert ours[0].dtype == torch.float16
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a.float(), b, rtol=1e-2, atol=1e-2)
+
+
+def test_single_steps_are_read_where_they_lie():
+    """An axis of size one may have any stride, and PyTorch still calls the whole contiguous."""
+    _, weight, bias = inputs()
+    x = torch.randn(1, 5, 70).transpose(0, 1)
+    assert x.is_contiguous()
+    assert x.stride() == (70, 350, 1)
+    ours, theirs = (short_convolution(x, weight, bias, backend=name) for name in ("triton", "reference"))
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("packing", [{}, {"cu_seqlens": torch.tensor([0, 0]), "max_seqlen": 0}])
+def test_of_no_steps_nothing_comes_out(packing):
+    x, weight, bias = inputs(B=1, T=0)
+    assert short_convolution(x, weight, bias, silu=True, **packing).shape == (1, 0, 70)
 
 
 def test_two_halves_with_the_carried_past_are_one_pass():

@@ -74,6 +74,13 @@ def test_packed_sequences_known_to_be_short(n, max_seqlen, device):
     compare(random_inputs(B=1, T=43, H=2, K=20, V=18, n=n, sequences=6), device, **options)
 
 
+@pytest.mark.parametrize("max_seqlen", [None, 20, 129])
+def test_offsets_may_lie_apart(max_seqlen, device):
+    bounds = torch.tensor([[0, 5, 5, 20], [99] * 4], device=device).mT.flatten()[::2]
+    assert not bounds.is_contiguous()
+    compare(random_inputs(B=1, T=20), device, cu_seqlens=bounds, max_seqlen=max_seqlen)
+
+
 def test_a_longest_length_needs_packed_sequences(device):
     inputs = {name: x.float().to(device) for name, x in random_inputs().items()}
     with pytest.raises(UserError, match="only with cu_seqlens"):

@@ -16,6 +16,7 @@ from triton import knobs
 
 from statetrack.errors import UserError
 from statetrack.ops import delta_rule, remembered, selective_scan, triton_launch
+from statetrack.ops.backends import prefers_triton
 from statetrack.ops.remembered import Memory, signature
 from statetrack.ops.triton_launch import Launcher
 
@@ -152,3 +153,9 @@ def test_the_environment_still_chooses_after_a_first_call(monkeypatch):
     monkeypatch.setenv("STATETRACK_BACKEND", "fastest")
     with pytest.raises(UserError, match="STATETRACK_BACKEND"):
         selective_scan(u, u, A, B, B)
+
+
+@pytest.mark.parametrize(("backend", "preferred"), [("auto", True), ("triton", True), ("reference", False)])
+def test_triton_is_preferred_unless_the_environment_names_another_backend(backend, preferred, monkeypatch):
+    monkeypatch.setenv("STATETRACK_BACKEND", backend)
+    assert prefers_triton(torch.ones(1, device="cuda" if torch.cuda.is_available() else "cpu")) is preferred

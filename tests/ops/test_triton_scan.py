@@ -83,6 +83,14 @@ def test_any_layout_is_taken(by_time):
     assert_same(run(inputs, "triton", **options), run(inputs, "reference", **options))
 
 
+@pytest.mark.parametrize("T", [1, 9])
+def test_vectors_may_have_their_numbers_apart(T):
+    inputs = random_inputs(T=T)
+    apart = {name: torch.stack([inputs[name]] * 2, dim=1)[:, 0] for name in ("D", "delta_bias")}
+    assert apart["D"].stride() == (2,)
+    assert_same(run(inputs | apart, "triton"), run(inputs, "reference"))
+
+
 @pytest.mark.parametrize("eigenvalues", ["[0,1]", "[-1,1]"])
 @pytest.mark.parametrize("extras", [("initial_state",), EXTRAS[:3]])
 def test_segments_of_a_long_sequence_add_up(extras, eigenvalues):

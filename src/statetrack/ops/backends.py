@@ -27,6 +27,11 @@ def no_triton(tensor: Tensor) -> str | None:
     return None
 
 
+def prefers_triton(tensor: Tensor) -> bool:
+    """Whether "auto" takes Triton kernels for this tensor, in the ops that have them."""
+    return no_triton(tensor) is None and os.environ.get("STATETRACK_BACKEND", "auto") in ("auto", "triton")
+
+
 def pick_backend(
     op: str,
     backend: str,

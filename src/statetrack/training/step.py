@@ -15,6 +15,7 @@ from torch import Tensor
 
 from statetrack.ops import cross_entropy
 from statetrack.ops.adamw import RecordedAdamW, recorded_adamw
+from statetrack.ops.backends import prefers_triton
 from statetrack.ops.checks import is_checked
 from statetrack.spec import RunSpec
 from statetrack.tasks import IGNORE, Batch, answer_positions
@@ -43,7 +44,9 @@ class TrainingStep:
         self.graphs: dict[int, _Graph] = {}  # by width
         self.seen: dict[int, int] = {}
         self.half_weights: HalfWeights | None = None
-        packs = self.device.type == "cuda" and spec.task.labels == "last" and state.model.packs
+        packs = spec.task.labels == "last" and state.model.packs
+        # the reference backends take packed sequences one by one
+        packs = packs and self.device.type == "cuda" and prefers_triton(state.loss_sum)
         self.packer = Packer(spec) if packs else None
         self.uses_graphs = graphs and self.device.type == "cuda"
         # of its own: a graph cannot be captured on the default one, and runs that share a GPU overlap

@@ -1,13 +1,12 @@
 """The optimiser's step for recording in a CUDA graph, in place of that of `torch.optim.AdamW`."""
 
-import os
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from statetrack.ops.backends import no_triton
+from statetrack.ops.backends import prefers_triton
 
 
 class RecordedAdamW(Protocol):
@@ -28,9 +27,7 @@ def recorded_adamw(
     STATETRACK_BACKEND says otherwise.
     """
     rate = optimizer.param_groups[0]["lr"]
-    if not isinstance(rate, Tensor) or no_triton(rate):
-        return None
-    if os.environ.get("STATETRACK_BACKEND", "auto") not in ("auto", "triton"):
+    if not isinstance(rate, Tensor) or not prefers_triton(rate):
         return None
     from statetrack.ops.adamw import triton_backend
 

@@ -8,15 +8,15 @@ import triton.language as tl
 def lengths_kernel(
     targets, lengths, answers, ignore, B, W: tl.constexpr, BW: tl.constexpr, SEQUENCES: tl.constexpr
 ):
-    """How many steps a sequence takes up to its answer, and the answer."""
+    """Steps of a sequence up to the first target that counts, and that target; one step if none does."""
     s = tl.program_id(0) * SEQUENCES + tl.arange(0, SEQUENCES)
     t = tl.arange(0, BW)
     inside = (s < B)[:, None] & (t < W)[None, :]
     target = tl.load(targets + s.to(tl.int64)[:, None] * W + t[None, :], mask=inside, other=ignore)
-    counts = target != ignore
-    # there is one: its place and its value are sums
-    tl.store(lengths + s, tl.sum(tl.where(counts, t[None, :] + 1, 0), axis=1).to(tl.int64), mask=s < B)
-    tl.store(answers + s, tl.sum(tl.where(counts, target, 0), axis=1), mask=s < B)
+    place = tl.min(tl.where(target != ignore, t[None, :], W), axis=1)
+    place = tl.where(place < W, place, 0)
+    tl.store(lengths + s, (place + 1).to(tl.int64), mask=s < B)
+    tl.store(answers + s, tl.sum(tl.where(t[None, :] == place[:, None], target, 0), axis=1), mask=s < B)
 
 
 @triton.jit
