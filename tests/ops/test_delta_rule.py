@@ -266,6 +266,8 @@ ERRORS = [
     ({}, {"householders": 2}, r"time \* 2 householders"),
     ({}, {"initial_state": torch.zeros(2, 2, 3, 5)}, r"initial_state has shape .* = \(2, 2, 5, 3\)"),
     ({}, {"cu_seqlens": torch.tensor([0, 7])}, "need batch 1, got 2"),
+    ({}, {"max_seqlen": 7}, "only with cu_seqlens"),
+    ({}, {"beta_from_logits": 0.0}, "beta_from_logits is 0.0, expected the largest beta"),
     ({}, {"backend": "chunk"}, "Did you mean 'chunked'"),
     ({"q": torch.rand(2, 7, 2, 280), "k": torch.rand(2, 7, 2, 280)}, {"backend": "triton"}, "more than 256"),
 ]

@@ -189,8 +189,3 @@ def _distinguish(dfa: DFA, p: int, q: int) -> tuple[str, ...]:
                 words[pair] = (*words[a, b], letter)
                 order.append(pair)
     raise ValueError(f"states {p} and {q} accept the same words; the automaton is not minimal")
-
-
-def letter_period(dfa: DFA, letter: str) -> int:
-    """The longest cycle of a letter."""
-    return max(map(len, _cycles(dfa.transitions[letter])))

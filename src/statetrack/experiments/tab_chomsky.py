@@ -112,8 +112,8 @@ _ALWAYS = (
     "Transformer: unspecified in the paper; ours is a pre-norm decoder with RoPE and SwiGLU, of the same "
     "width and heads.",
     "Heads of 32 (the paper says 128, its released code 32); sLSTM keeps its state in float32.",
-    "Sequences are packed on a GPU, padded to their batch's longest on a CPU (released code: to 256). Scores "
-    "are of the last step.",
+    "DeltaNet and Mamba train on packed sequences on a GPU; the rest is padded to the longest training "
+    "length (released code: to 256). Scores are of the last step.",
     "With brackets, always answering 0 scores about 0.13: compare with the majority column.",
 )
 DIFFERENCES = {

@@ -140,6 +140,7 @@ class Model(nn.Module):
     ) -> tuple[Tensor, list[Any]]:
         if packing is not None and not self.packs:
             raise UserError(f"Model: {type(self.config.mixer).__name__} cannot take packed sequences.")
+        packing = None if packing is None else Packing(*packing)
         if state is not None and len(state) != len(self.blocks):
             raise UserError(
                 f"Model: {len(state)} states for {len(self.blocks)} layers, expected what forward returned."

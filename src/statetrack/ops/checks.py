@@ -83,10 +83,13 @@ def check_offsets(op: str, cu_seqlens: Tensor | None, max_seqlen: int | None, T:
 
     Values are looked at on a CPU and in checked mode only: a GPU would have to be waited for.
     """
-    if max_seqlen is not None and (cu_seqlens is None or not isinstance(max_seqlen, int) or max_seqlen < 0):
-        raise UserError(
-            f"{op}: max_seqlen is {max_seqlen!r}, expected a whole number, and only with cu_seqlens."
-        )
+    if max_seqlen is not None:
+        whole = isinstance(max_seqlen, int) and max_seqlen >= min(T, 1)
+        if cu_seqlens is None or not whole:
+            raise UserError(
+                f"{op}: max_seqlen is {max_seqlen!r}, expected a whole number of at least 1, and only with "
+                "cu_seqlens."
+            )
     if cu_seqlens is None or torch.compiler.is_compiling():
         return
     if cu_seqlens.device.type == "cpu" or is_checked():

@@ -1,5 +1,6 @@
 """Ops in the dispatcher of PyTorch, for torch.compile and CUDA graphs, and the direct way past it."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,19 @@ def direct(x: Tensor, function: Callable[..., Any], op: Callable[..., Any]) -> C
 _LIBRARY = torch.library.Library("statetrack", "FRAGMENT")
 
 
+def on_its_device(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` with the GPU of its first argument as the current one: Triton launches on that."""
+
+    @functools.wraps(function)
+    def run(x: Tensor, *rest: Any) -> Any:
+        if x.is_cuda and x.device.index != torch.cuda.current_device():
+            with torch.cuda.device(x.device):
+                return function(x, *rest)
+        return function(x, *rest)
+
+    return run
+
+
 def define(
     schema: str,
     function: Callable[..., Any],
@@ -30,7 +44,7 @@ def define(
     At the lowest level `torch.library` offers: `custom_op` costs several times as much per call. A CPU serves
     Triton's interpreter.
     """
-    name = schema.partition("(")[0]
+    name, function = schema.partition("(")[0], on_its_device(function)
     _LIBRARY.define(schema)
     for device in devices:
         _LIBRARY.impl(name, function, device)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from statetrack.ops.adamw.triton_kernels import COLUMNS, count_kernel, update_kernel
+from statetrack.ops.triton_sizes import block
 
 BLOCK = 1024  # values of a program
 MOST = 16_384  # programs: each of them adds up what all have found
@@ -48,7 +49,7 @@ class TableAdamW:
             self.fill()
         constants: dict[str, Any] = {"BLOCK": BLOCK, "num_warps": 4}
         count_kernel[(programs,)](self.table, self.squares, **constants)
-        constants["PARTS"] = max(16, 1 << (programs - 1).bit_length())
+        constants["PARTS"] = block(programs)
         update_kernel[(programs,)](
             self.table, self.decay, self.squares, self.rate, programs, float(self.clip),
             self.beta1, self.beta2, math.log(self.beta1), math.log(self.beta2), self.eps, **constants,

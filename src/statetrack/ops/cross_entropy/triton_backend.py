@@ -12,6 +12,7 @@ from statetrack.ops.cross_entropy.triton_kernels import (
 )
 from statetrack.ops.derivatives import first_derivative_only
 from statetrack.ops.dispatch import define
+from statetrack.ops.triton_sizes import block
 
 WIDEST = 1024  # classes: a program holds whole rows
 TILE = 1024  # logits of a program
@@ -38,7 +39,7 @@ def refuses(logits: Tensor) -> str | None:
 
 def constants(N: int, readable: int) -> dict[str, Any]:
     """What the kernels are compiled for, given the number of classes and of values a row may be read for."""
-    BN = max(16, 1 << (N - 1).bit_length())
+    BN = block(N)
     return {"N": N, "READ": min(readable, BN), "BN": BN, "ROWS": TILE // BN, "num_warps": 4}
 
 

@@ -49,6 +49,8 @@ def _triton_refuses(q: Tensor, v: Tensor) -> str | None:
 
     if max(q.shape[-1], v.shape[-1]) > WIDEST:
         return f"heads are {q.shape[-1]} and {v.shape[-1]} wide, more than {WIDEST}"
+    if v.shape[1] * q.shape[2] * max(q.shape[-1], v.shape[-1]) >= 1 << 31:  # offsets there have 32 bits
+        return "a sequence has 2^31 numbers or more"
     return "float64 is not offered there" if q.dtype == torch.float64 else None
 
 
@@ -89,6 +91,11 @@ def delta_rule(
     if not isinstance(householders, int) or householders < 1:
         raise UserError(
             f"delta_rule: householders is {householders!r}, expected a whole number of at least 1."
+        )
+    if beta_from_logits is not None and not beta_from_logits > 0:
+        raise UserError(
+            f"delta_rule: beta_from_logits is {beta_from_logits!r}, expected the largest beta: 1 for "
+            "eigenvalues in [0,1], 2 for [-1,1]."
         )
     inputs = q, k, v, beta, g, initial_state, cu_seqlens
     run = choose_once(

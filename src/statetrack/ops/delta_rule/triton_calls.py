@@ -95,7 +95,8 @@ class _Call:
         return Launcher(kernel, case.device, grid, numbers, known, launch.warps, launch.registers)
 
     def sweep_grid(self, name: str) -> tuple[int, int]:
-        return -(-self.case.V // getattr(self.plan, name).slice), self.case.sequences * self.case.H
+        slices = -(-self.case.V // getattr(self.plan, name).slice)
+        return slices * self.case.sequences * self.case.H, 1
 
 
 class FusedForward(_Call):

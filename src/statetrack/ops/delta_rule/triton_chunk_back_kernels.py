@@ -79,9 +79,11 @@ def sweep_back_kernel(
 ):  # fmt: skip
     # on its side, as the sweep forward
     half: tl.constexpr = q.dtype.element_ty
-    sequence, h = tl.program_id(1) // H, tl.program_id(1) % H
+    slices: tl.constexpr = tl.cdiv(V, BV)  # one axis: a second one of a grid ends at 65,535
+    pair = tl.program_id(0) // slices
+    sequence, h = pair // H, pair % H
     first, rows, chunk = _sequence(cu_seqlens, first_chunk, sequence, T, C, n, PACKED)
-    ic, ik, iv = tl.arange(0, C), tl.arange(0, BK), tl.program_id(0) * BV + tl.arange(0, BV)
+    ic, ik, iv = tl.arange(0, C), tl.arange(0, BK), (tl.program_id(0) % slices) * BV + tl.arange(0, BV)
     i, j = ic[:, None], ic[None, :]
     inside = (iv < V)[:, None] & (ik < K)[None, :]
     given = (sequence * H + h).to(tl.int64) * K * V + ik[None, :] * V + iv[:, None]

@@ -111,9 +111,11 @@ def sweep_kernel(
     # Everything stands on its side, (columns of v, rows or k): a result then is the left factor of the next
     # product as it lies in the registers.
     half: tl.constexpr = q.dtype.element_ty
-    sequence, h = tl.program_id(1) // H, tl.program_id(1) % H
+    slices: tl.constexpr = tl.cdiv(V, BV)  # one axis: a second one of a grid ends at 65,535
+    pair = tl.program_id(0) // slices
+    sequence, h = pair // H, pair % H
     first, rows, chunk = _sequence(cu_seqlens, first_chunk, sequence, T, C, n, PACKED)
-    ic, ik, iv = tl.arange(0, C), tl.arange(0, BK), tl.program_id(0) * BV + tl.arange(0, BV)
+    ic, ik, iv = tl.arange(0, C), tl.arange(0, BK), (tl.program_id(0) % slices) * BV + tl.arange(0, BV)
     i, j = ic[:, None], ic[None, :]
     inside = (iv < V)[:, None] & (ik < K)[None, :]
     given = (sequence * H + h).to(tl.int64) * K * V + ik[None, :] * V + iv[:, None]

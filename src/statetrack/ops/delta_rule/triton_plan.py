@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from statetrack.ops.triton_sizes import block
+
 WIDEST = 256  # the widest head: a state of 256 rows is the most that stays in registers
 FUSED = 128  # the longest sequence, in steps, that one program does on its own
 MULTIPROCESSORS = 132
@@ -39,11 +41,6 @@ class Plan:
     def dtype(self) -> torch.dtype:
         """Of what is kept for outputs and gradients only: states, errors, M."""
         return torch.bfloat16 if self.split else torch.float32
-
-
-def block(width: int) -> int:
-    """The power of two that holds a width; tensor cores take no less than 16."""
-    return max(16, 1 << (width - 1).bit_length())
 
 
 @functools.lru_cache(maxsize=1024)

@@ -9,6 +9,7 @@ from statetrack.ops.derivatives import first_derivative_only
 from statetrack.ops.dispatch import define
 from statetrack.ops.embedding.triton_kernels import embedding_backward_kernel, embedding_kernel
 from statetrack.ops.partial_sums import add_up
+from statetrack.ops.triton_sizes import block
 
 LARGEST = 1024  # vocabulary: beyond it, sorting the tokens does less than multiplying by zeros
 TILE = 2048  # values that a program gathers
@@ -32,8 +33,8 @@ def refuses(tokens: Tensor, weight: Tensor) -> str | None:
 
 def plan(count: int, V: int, D: int) -> tuple[dict[str, Any], tuple[int, int, int]]:
     """Constants and grid of the backward; EACH is how many blocks of tokens a program adds up."""
-    rows = min(BV, max(16, 1 << (V - 1).bit_length()))
-    columns = min(BD, max(16, 1 << (D - 1).bit_length()))
+    rows = min(BV, block(V))
+    columns = min(BD, block(D))
     pieces = -(-D // columns), -(-V // rows)
     blocks = -(-count // BT)
     each = -(-blocks * pieces[0] * pieces[1] // PROGRAMS)
@@ -44,7 +45,7 @@ def plan(count: int, V: int, D: int) -> tuple[dict[str, Any], tuple[int, int, in
 def _forward(tokens: Tensor, weight: Tensor) -> Tensor:
     V, D = weight.shape
     out = weight.new_empty(*tokens.shape, D)
-    count, columns = tokens.numel(), min(1024, max(16, 1 << (D - 1).bit_length()))
+    count, columns = tokens.numel(), min(1024, block(D))
     constants: dict[str, Any] = {"V": V, "D": D, "BD": columns, "BT": TILE // columns, "num_warps": 4}
     grid = -(-count // constants["BT"]), -(-D // columns)
     embedding_kernel[grid](tokens, weight, out, count, **constants)

@@ -6,13 +6,14 @@ import torch
 from torch import Tensor
 
 from statetrack.ops.pack.triton_kernels import lengths_kernel, pack_kernel
+from statetrack.ops.triton_sizes import block
 
 SEQUENCES = 4  # of a program
 
 
 def constants(W: int) -> dict[str, Any]:
     """What the kernels are compiled for."""
-    return {"W": W, "BW": max(16, 1 << (W - 1).bit_length()), "SEQUENCES": SEQUENCES, "num_warps": 1}
+    return {"W": W, "BW": block(W), "SEQUENCES": SEQUENCES, "num_warps": 1}
 
 
 def pack_triton(

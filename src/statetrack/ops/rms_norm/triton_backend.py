@@ -9,6 +9,7 @@ from statetrack.ops.derivatives import first_derivative_only
 from statetrack.ops.dispatch import define
 from statetrack.ops.partial_sums import add_up
 from statetrack.ops.rms_norm.triton_kernels import rms_norm_backward_kernel, rms_norm_kernel
+from statetrack.ops.triton_sizes import block
 
 WIDEST = 4096  # values of a row: a program holds whole rows
 TILE = 2048  # values of a tile
@@ -37,7 +38,7 @@ def refuses(x: Tensor, y: Tensor | None) -> str | None:
 
 def plan(N: int, rows: int) -> tuple[dict[str, Any], int, int]:
     """Constants of the kernels for rows of N values; programs and tiles per program of the backward."""
-    BN = max(16, 1 << (N - 1).bit_length())
+    BN = block(N)
     ROWS = max(1, TILE // BN)
     tiles = -(-rows // ROWS)
     each = -(-tiles // PROGRAMS)

@@ -3,7 +3,6 @@
 A call object is made once per `layout` and then only started.
 """
 
-import functools
 import os
 from typing import Any, NamedTuple
 
@@ -18,6 +17,7 @@ from statetrack.ops.selective_scan.triton_backward import (
 from statetrack.ops.selective_scan.triton_forward import forward_kernel, forward_segment_kernel, step_kernel
 from statetrack.ops.selective_scan.triton_tiles import BY_CHANNEL, BY_NEITHER, BY_TIME
 from statetrack.ops.triton_launch import Launcher
+from statetrack.ops.triton_sizes import block, processors
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 # Steps and channels of a tile. The interpreter visits a tile's numbers one by one, so its tiles are small.
@@ -49,18 +49,13 @@ def sizes(batch: int, channels: int, T: int, processors: int) -> Sizes:
     return Sizes(blocks, tiles, -(-tiles // each), each, int(0 < T % L <= L // 2))
 
 
-@functools.lru_cache
-def _processors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
-
-
 def sizes_for(u: Tensor, cu_seqlens: Tensor | None = None) -> Sizes:
     """Packed sequences run whole: one program walks along a sequence, however long, for BD channels."""
     batch, channels, T = u.shape
     if cu_seqlens is not None:
         tiles = -(-T // L)
         return Sizes(-(-channels // BD), tiles, 1, tiles, 1)
-    return sizes(batch, channels, T, _processors(u.device))
+    return sizes(batch, channels, T, processors(u.device))
 
 
 def sequences(u: Tensor, cu_seqlens: Tensor | None) -> int:
@@ -122,15 +117,15 @@ class StepCall:
     def __init__(self, inputs: Inputs, out: Tensor, softplus: bool, extended: bool):
         u, delta, A, B, C, D, z, bias, state, _ = inputs
         (batch, channels, _), N, device = u.shape, A.shape[1], u.get_device()
-        block = 128 if N <= 16 else 32
+        wide = 128 if N <= 16 else 32
         gate = u if z is None else z
         strides = [x.stride()[:2] for x in (u, delta, gate, out, B, C)]
         strides += [A.stride(), (0, 0, 0) if state is None else state.stride()]
         given = D is not None, z is not None, bias is not None, state is not None
         self.start = Launcher(
-            step_kernel, device, (-(-channels // block), batch),
+            step_kernel, device, (-(-channels // wide), batch),
             (channels, *(s for of_one in strides for s in of_one)),
-            (N, 1 << (N - 1).bit_length(), block, *given, softplus, extended),
+            (N, block(N, 1), wide, *given, softplus, extended),
             warps=4,
         )  # fmt: skip
 
@@ -232,7 +227,7 @@ class BackwardCall:
         self.reduce = Launcher(
             reduce_kernel, device, (columns + batch * size.tiles, 1),
             (size.blocks, batch, channels, T, size.tiles, rows, columns, *dB.stride(), *dC.stride()),
-            (N, 1 << (N - 1).bit_length(), L, 128 if rows > 32 else 32, 32),
+            (N, block(N, 1), L, 128 if rows > 32 else 32, 32),
             warps=4,
         )  # fmt: skip
 

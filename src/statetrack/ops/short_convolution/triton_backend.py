@@ -1,6 +1,5 @@
 """The Triton backend of the short convolution: `torch.library` ops around two kernels, and their sizes."""
 
-import functools
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -9,12 +8,13 @@ import torch
 from torch import Tensor
 
 from statetrack.ops.derivatives import first_derivative_only, wants_gradient
-from statetrack.ops.dispatch import define, direct
+from statetrack.ops.dispatch import define, direct, on_its_device
 from statetrack.ops.partial_sums import add_up
 from statetrack.ops.short_convolution.triton_kernels import (
     convolution_backward_kernel,
     convolution_forward_kernel,
 )
+from statetrack.ops.triton_sizes import block, processors
 
 WIDEST = 8  # taps: each is unrolled
 MOST_PARTS = 3  # convolved at once
@@ -108,21 +108,12 @@ def constants(
     """What a kernel is compiled for: rows of x lie N apart and hold M numbers; `width` is 0 without taps."""
     Q, K, V = [*widths, 0, 0][:3]
     passed = M - sum(widths) if backward else rest
-    BC = min(CHANNELS, max(32, _power_of_two(max(widths))))
-    BR = min(CHANNELS, _power_of_two(passed))
+    BC = min(CHANNELS, block(max(widths), 32))
+    BR = min(CHANNELS, block(passed, 1))
     known = {"N": N, "Q": Q, "K": K, "V": V, "R": rest, "W": max(width, 1), "FILTERED": width > 0}
     known |= {"HAS_BIAS": bias, "SILU": silu, "PACKED": packed, "ALIGNED": math.gcd(*widths)}
     known |= {"BC": BC, "U": size(width, backward).steps, "BR": BR, "ROWS": 1024 // BR, "num_warps": 1}
     return known | ({"M": M} if backward else {})
-
-
-def _power_of_two(n: int) -> int:
-    return 1 << max(n - 1, 0).bit_length()
-
-
-@functools.lru_cache
-def _processors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
 def _even_rows(x: Tensor) -> Tensor:
@@ -146,7 +137,7 @@ def _launch(x: Tensor, weights, biases, cu_seqlens, longest, widths, rest, silu,
     known = constants(x.stride(1), M, widths, rest, width, len(biases) > 0, silu, packed, backward)
     passed = M - sum(widths) if backward else rest
     blocks = sum(-(-w // known["BC"]) for w in widths)
-    work = plan(B, T, blocks, size(width, backward), _processors(x.device))
+    work = plan(B, T, blocks, size(width, backward), processors(x.device))
     grid = blocks + -(-passed // known["BR"]), work.programs
     if backward:
         known["CUT"] = work.pieces > 1
@@ -157,6 +148,7 @@ def _parts(x: Tensor, weights, biases, cu_seqlens, longest, widths: list[int], r
     return [x.new_empty(*x.shape[:2], width) for width in ([*widths, rest] if rest else widths)]
 
 
+@on_its_device
 def _forward(
     x: Tensor, weights, biases, cu_seqlens, longest: int, widths: list[int], rest: int, silu: bool
 ) -> list[Tensor]:
@@ -176,6 +168,7 @@ def _results(x: Tensor, weights, biases, dparts, cu_seqlens, longest, widths: li
     return x.new_empty(x.shape), x.new_empty(sum(widths) * per_channel, dtype=torch.float32)
 
 
+@on_its_device
 def _backward(
     x: Tensor, weights, biases, dparts, cu_seqlens, longest: int, widths: list[int], rest: int, silu: bool
 ) -> tuple[Tensor, Tensor]:

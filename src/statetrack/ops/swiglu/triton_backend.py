@@ -8,6 +8,7 @@ from torch import Tensor
 from statetrack.ops.derivatives import first_derivative_only
 from statetrack.ops.dispatch import define
 from statetrack.ops.swiglu.triton_kernels import swiglu_backward_kernel, swiglu_kernel
+from statetrack.ops.triton_sizes import block
 
 TILE = 2048  # values of each half in a program
 
@@ -26,7 +27,7 @@ def refuses(x: Tensor) -> str | None:
 
 def constants(W: int) -> dict[str, Any]:
     """What the kernels are compiled for, given the width of a half."""
-    BW = min(512, max(16, 1 << (W - 1).bit_length()))
+    BW = min(512, block(W))
     return {"W": W, "BW": BW, "ROWS": TILE // BW, "num_warps": 4}
 
 
