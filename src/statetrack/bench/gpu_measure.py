@@ -12,6 +12,13 @@ from statetrack.bench.gpu_cases import Ceilings
 REPEATS = 20
 
 
+def wake_triton() -> None:
+    """One small launch: loading Triton and building its driver are then no part of anybody's first call."""
+    from statetrack.ops.partial_sums import add_up
+
+    add_up(torch.zeros(1, 1, device="cuda"), torch.float32)
+
+
 def first_call_seconds(work: Work) -> float:
     """Compilation and tuning included, as far as no cache holds them."""
     torch.cuda.synchronize()

@@ -13,9 +13,11 @@ from statetrack.bench.gpu_measure import (
     measured_ceilings,
     seconds_from_python,
     seconds_in_graph,
+    wake_triton,
 )
 from statetrack.bench.gpu_steps import GPU_STEPS, GpuTrainingStep, seconds_per_step
 from statetrack.errors import UserError
+from statetrack.ops.backends import TRITON_IS_THERE
 
 HEAD = (
     f"{'op and shape':<44}{'called':>9}{'peer':>9}{'ratio':>8}{'in graph':>10}{'peer':>9}{'ratio':>8}"
@@ -27,6 +29,8 @@ def gpu_report(peers: bool, chosen: Callable[[str], bool], keep: Callable[[dict[
     """Measure and print the cases `chosen` by name; `keep` gets what there is after each."""
     check_chosen(chosen, [case.name for case in (*GPU_CASES, *GPU_STEPS)])
     ceilings = measured_ceilings()
+    if TRITON_IS_THERE:
+        wake_triton()
     print(
         f"{torch.cuda.get_device_name()}, torch {torch.__version__}: "
         f"{ceilings.bytes / 1e12:.2f} TB/s copied, "
