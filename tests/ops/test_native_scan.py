@@ -1,49 +1,20 @@
 """The native selective scan against the reference: results, every gradient, layouts, compilation."""
 
+import functools
+
 import pytest
+import scan_inputs
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scan_inputs import EXTRAS, RANGES, run
 
 from statetrack.errors import UserError
 from statetrack.ops import selective_scan
 from statetrack.ops.native import library
 
 pytestmark = pytest.mark.skipif(library.ABSENT is not None, reason="the native library was not built")
-RANGES = ("[0,1]", "[-1,1]")
-EXTRAS = ("D", "z", "delta_bias", "initial_state")
-
-
-def random_inputs(B=2, T=19, D=6, N=4, extras=EXTRAS, seed=0):
-    """Inputs by name, float64, delta >= 0 and A < 0."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def normal(*shape):
-        return torch.randn(*shape, generator=generator, dtype=torch.float64)
-
-    inputs = {
-        "u": normal(B, D, T),
-        "delta": normal(B, D, T).square(),
-        "A": -normal(D, N).exp(),
-        "B": normal(B, N, T),
-        "C": normal(B, N, T),
-        "D": normal(D),
-        "z": normal(B, D, T),
-        "delta_bias": normal(D).square(),
-        "initial_state": normal(B, D, N),
-    }
-    return {name: x for name, x in inputs.items() if name in extras or name not in EXTRAS}
-
-
-def run(inputs, backend, dtype=torch.float64, **options):
-    """Outputs, last state and every gradient for a fixed random loss on both results."""
-    leaves = {name: x.detach().to(dtype).requires_grad_() for name, x in inputs.items()}
-    out, h = selective_scan(**leaves, return_last_state=True, backend=backend, **options)
-    generator = torch.Generator().manual_seed(7)
-    weights = [torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x.dtype) for x in (out, h)]
-    loss = (out * weights[0]).sum() + (h * weights[1]).sum()
-    gradients = torch.autograd.grad(loss, list(leaves.values()))
-    return {"out": out, "h": h} | {f"d{name}": x for name, x in zip(leaves, gradients, strict=True)}
+random_inputs = functools.partial(scan_inputs.random_inputs, B=2, T=19)
 
 
 def assert_close(actual, expected, tolerance=2e-5):
@@ -74,7 +45,7 @@ def test_native_matches_reference_around_the_chunk_length(T):
     ("B", "T", "D", "N"), [(1, 700, 8, 4), (9, 20, 256, 16), (1, 17, 300, 7), (2, 40, 17, 1), (1, 70, 33, 65)]
 )
 def test_native_matches_reference_at_odd_sizes(B, T, D, N):
-    inputs = random_inputs(B, T, D, N)
+    inputs = random_inputs(B=B, T=T, D=D, N=N)
     options = {"eigenvalues": "[-1,1]", "delta_softplus": True}
     assert_close(run(inputs, "native", torch.float32, **options), run(inputs, "reference", **options))
 
@@ -88,7 +59,7 @@ def test_native_matches_reference_at_odd_sizes(B, T, D, N):
     seed=st.integers(0, 1000),
 )
 def test_native_matches_reference_for_any_shape(sizes, extras, eigenvalues, softplus, seed):
-    inputs = random_inputs(*sizes, extras=extras, seed=seed)
+    inputs = scan_inputs.random_inputs(*sizes, extras=extras, seed=seed)
     options = {"eigenvalues": eigenvalues, "delta_softplus": softplus}
     assert_close(run(inputs, "native", torch.float32, **options), run(inputs, "reference", **options))
 
@@ -216,7 +187,7 @@ def test_second_derivatives_are_refused_not_wrong():
 def test_the_backward_keeps_no_more_numbers_than_u_holds(T, N):
     from statetrack.ops.selective_scan.native import scan_forward
 
-    inputs = {name: x.float() for name, x in random_inputs(2, T, 32, N, extras=()).items()}
+    inputs = {name: x.float() for name, x in random_inputs(T=T, D=32, N=N, extras=()).items()}
     nothing = (None,) * 4
     saved = {keep: scan_forward(*inputs.values(), *nothing, False, False, keep)[2] for keep in (True, False)}
     assert saved[True].numel() <= inputs["u"].numel()

@@ -7,52 +7,24 @@ import itertools
 
 import pytest
 import torch
+from scan_inputs import DEVICE, EXTRAS, layer_inputs, run
 
 from statetrack.errors import UserError
 from statetrack.ops import checked, selective_scan
 
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-EXTRAS = ("D", "z", "delta_bias", "initial_state")
 TIMED = ("u", "delta", "B", "C", "z")
 LENGTHS = [3, 0, 1, 9, 4, 6, 0]
 
 
 def packed_inputs(lengths=LENGTHS, D=5, N=2, extras=EXTRAS, by_time=()):
     """What the Mamba layer hands over for one row: views of (1, time, D), but for those `by_time`."""
-    generator = torch.Generator().manual_seed(0)
-    T = sum(lengths)
-
-    def normal(*shape):
-        return torch.randn(*shape, generator=generator)
-
-    inputs = {
-        "u": normal(1, T, D).mT,
-        "delta": normal(1, T, D).mT.square(),
-        "A": -normal(D, N).exp(),
-        "B": normal(1, T, N).mT,
-        "C": normal(1, N, T),
-        "D": normal(D),
-        "z": normal(1, T, D).mT,
-        "delta_bias": normal(D).square(),
-        "initial_state": normal(len(lengths), D, N),
-    }
-    inputs |= {name: inputs[name].contiguous() for name in by_time}
-    inputs = {name: x.to(DEVICE) for name, x in inputs.items() if name in extras or name not in EXTRAS}
+    T, sequences = sum(lengths), len(lengths)
+    inputs = layer_inputs(1, T, D, N, states=sequences, extras=extras, by_time=by_time)
     return inputs, offsets(lengths)
 
 
 def offsets(lengths, dtype=torch.int32):
     return torch.tensor([0, *itertools.accumulate(lengths)], dtype=dtype, device=DEVICE)
-
-
-def run(inputs, backend, **options):
-    """Outputs, last states and every gradient for a fixed random loss on both results."""
-    leaves = {name: x.detach().requires_grad_() for name, x in inputs.items()}
-    out, h = selective_scan(**leaves, return_last_state=True, backend=backend, **options)
-    generator = torch.Generator().manual_seed(7)
-    loss = sum((x * torch.randn(x.shape, generator=generator).to(x)).sum() for x in (out, h))
-    gradients = torch.autograd.grad(loss, list(leaves.values()))
-    return {"out": out, "h": h} | dict(zip(leaves, gradients, strict=True))
 
 
 def assert_same(actual, expected, tolerance=1e-4):

@@ -135,8 +135,7 @@ def _choose(backend: str, householders: int, q, k, v, beta, g, initial_state, cu
 
 def _check(q, k, v, beta, g, householders, initial_state, cu_seqlens) -> None:
     op, order = "delta_rule", "Time comes before heads in this library."
-    given = {"q": q, "k": k, "v": v, "beta": beta, "g": g}
-    given |= {"initial_state": initial_state}
+    given = {"q": q, "k": k, "v": v, "beta": beta, "g": g, "initial_state": initial_state}
     for name, x in given.items():
         if not isinstance(x, Tensor) and (x is not None or name in ("q", "k", "v", "beta")):
             raise UserError(f"{op}: {name} is a {type(x).__name__}, expected a tensor.")

@@ -29,6 +29,7 @@ from statetrack.ops.delta_rule.triton_parts import (
     _inverse_norms,
     _load_inverse,
     _load_tile,
+    _span,
     _squares,
     _store_tile,
     _unit_lower_inverse,
@@ -89,13 +90,10 @@ def prepare_kernel(
 @triton.jit
 def _sequence(cu_seqlens, first_chunk, sequence, T, C: tl.constexpr, n: tl.constexpr, PACKED: tl.constexpr):
     """First row, number of rows, and first chunk of a sequence."""
+    first, rows = _span(cu_seqlens, sequence, T, n, PACKED)
     if PACKED:
-        first = tl.load(cu_seqlens + sequence).to(tl.int64) * n
-        rows = (tl.load(cu_seqlens + sequence + 1).to(tl.int64) * n - first).to(tl.int32)
         chunk = tl.load(first_chunk + sequence).to(tl.int32)
     else:
-        first = sequence.to(tl.int64) * T * n
-        rows = T * n
         chunk = sequence * tl.cdiv(T * n, C)
     return first, rows, chunk
 
