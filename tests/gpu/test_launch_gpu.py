@@ -1,7 +1,10 @@
 """Repeated launches on a GPU: from the compiled kernel itself, on any stream, for any pointer, in a graph."""
 
+import threading
+
 import pytest
 import torch
+from triton import knobs
 
 from statetrack.ops import delta_rule, selective_scan
 
@@ -48,6 +51,23 @@ def test_repeated_calls_give_what_the_first_one_gave(run, make_inputs):
     first = results(run, inputs)
     for _ in range(2):
         assert_equal(results(run, inputs), first)
+
+
+@pytest.mark.parametrize(("run", "make_inputs"), OPS)
+def test_a_first_call_compiles_for_both_directions_at_once_and_in_threads(
+    run, make_inputs, tmp_path, monkeypatch
+):
+    threads = []
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(
+        knobs.compilation, "listener", lambda **_: threads.append(threading.current_thread().name)
+    )
+    leaves = [x.half().requires_grad_() for x in make_inputs()]  # float16, which no other test here takes
+    out = run(*leaves)
+    compiled = list(threads)
+    torch.autograd.grad(out, leaves, torch.ones_like(out))
+    assert compiled == threads
+    assert threading.main_thread().name not in threads
 
 
 @pytest.mark.parametrize(("run", "make_inputs"), OPS)

@@ -8,7 +8,7 @@ import torch
 
 from statetrack.files import load_tensors
 from statetrack.layers import model_config
-from statetrack.ops import checked
+from statetrack.ops import checked, triton_ahead
 from statetrack.run import run
 from statetrack.spec import EvaluationConfig, RunSpec, TrainingConfig
 from statetrack.sweep import Job, sweep
@@ -79,6 +79,17 @@ def test_copies_of_the_weights_are_the_weights_rounded():
     assert step.graphs
     for weight, copy in step.half_weights.of.items():
         torch.testing.assert_close(copy.detach(), weight.detach().bfloat16(), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", ["parity, Mamba", "bfloat16 layers"])
+def test_compiling_kernels_ahead_changes_no_bit_of_a_run(name, monkeypatch):
+    def state():
+        _, step = losses(replace(spec, training=replace(spec.training, steps=4)), graphs=True)
+        return [*step.state.model.parameters(), step.state.loss_sum, step.state.generator.get_state()]
+
+    spec, ahead = SPECS[name].resolved(), state()
+    monkeypatch.setattr(triton_ahead, "_compiling_in_threads", None)
+    assert all(torch.equal(a, b) for a, b in zip(ahead, state(), strict=True))
 
 
 def test_a_run_cut_in_the_middle_ends_as_if_it_had_not_been(tmp_path):

@@ -18,6 +18,7 @@ from statetrack.errors import UserError
 from statetrack.ops import delta_rule, remembered, selective_scan, triton_launch
 from statetrack.ops.backends import prefers_triton
 from statetrack.ops.remembered import Memory, signature
+from statetrack.ops.triton_ahead import compile_ahead
 from statetrack.ops.triton_launch import Launcher
 
 
@@ -94,10 +95,11 @@ def test_other_devices_versions_and_hooks_go_through_triton(kernel, monkeypatch)
     assert set(names(kernel)) == {"triton"}
 
 
-@pytest.mark.skipif(shutil.which("gcc") is None, reason="Triton's launcher needs a C compiler")
-@pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu/test_launch_gpu.py has a real driver")
-def test_the_driver_is_asked_for_the_same_launch_both_ways(tmp_path):
-    """Through Triton's own C code, with a driver that only looks at what comes."""
+@pytest.fixture
+def facts_from(tmp_path):
+    """What a script of this folder prints, line by line; its kernels go to a driver that only looks."""
+    if shutil.which("gcc") is None or torch.cuda.is_available():
+        pytest.skip("needs a C compiler; tests/gpu/test_launch_gpu.py has a real driver")
     here, include = Path(__file__).parent, Path(triton.__file__).parent / "backends/nvidia/include"
     library = tmp_path / "libcuda.so.1"
     command = ["gcc", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", f"-I{include}"]
@@ -105,10 +107,19 @@ def test_the_driver_is_asked_for_the_same_launch_both_ways(tmp_path):
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment |= {"TRITON_LIBCUDA_PATH": str(tmp_path), "LD_LIBRARY_PATH": str(tmp_path)}
     environment["TRITON_CACHE_DIR"] = str(tmp_path / "cache")
-    command = [sys.executable, str(here / "launch_twice.py")]
-    result = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
-    first, second, pointers = map(json.loads, result.stdout.splitlines())
+
+    def run(script):
+        command = [sys.executable, str(here / script)]
+        result = subprocess.run(command, env=environment, capture_output=True, text=True)
+        assert result.returncode == 0, result.stderr
+        return list(map(json.loads, result.stdout.splitlines()))
+
+    return run
+
+
+def test_the_driver_is_asked_for_the_same_launch_both_ways(facts_from):
+    """Through Triton's own C code."""
+    first, second, pointers = facts_from("launch_twice.py")
     (half,) = struct.unpack("I", struct.pack("f", 0.5))
     assert first["launched"] == second["launched"]
     grid, (threads, _, stream, function), arguments = (
@@ -117,6 +128,19 @@ def test_the_driver_is_asked_for_the_same_launch_both_ways(tmp_path):
     assert (grid, threads, stream, function) == ([5, 6, 1], 64, 99, 3)
     assert arguments == [*pointers, 7, 1 << 40, half]
     assert (first["asked"], second["asked"]) == (2, 0)
+
+
+def test_kernels_of_both_directions_are_compiled_in_threads_and_launched_later(facts_from):
+    ahead, after, broken, interrupted = facts_from("compile_then_launch.py")
+    assert ahead == {"compiled": 2, "main": False, "loaded": 2, "launched": False}
+    assert after == {"compiled": 2, "loaded": 2, "launched": True}
+    assert broken == {"error": "CompileTimeAssertionFailure"}  # where it is launched, not before
+    assert interrupted == {"ahead": None, "grid": 3, "asked": 2}  # launched like any other
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled there")
+def test_nothing_is_done_ahead_where_kernels_are_interpreted():
+    compile_ahead(pytest.fail)
 
 
 def test_a_memory_makes_once_per_key_and_forgets_when_full(monkeypatch):

@@ -70,7 +70,10 @@ class TrainingStep:
         if width in self.graphs:
             self.graphs[width].replay(self)
         else:
-            self.arithmetic(self.draw(), self.recorded_update())
+            batch, update = self.draw(), self.recorded_update()
+            if self.seen[width] <= EAGER_FIRST:
+                self._compile_kernels(batch)
+            self.arithmetic(batch, update)
         self.state.step += 1
 
     def draw(self) -> Batch:
@@ -95,11 +98,7 @@ class TrainingStep:
     def arithmetic(self, batch: Batch, update: RecordedAdamW | None = None) -> None:
         """Everything but the data; nothing here waits for the device once it is recorded."""
         state, clip = self.state, self.spec.training.clip
-        inputs, options, targets = self._arguments(batch)
-        model = self.half_weights or state.model
-        with autocast(self.spec, self.device):
-            logits, _ = model(inputs, **options)
-        loss = cross_entropy(logits, targets, IGNORE)
+        loss = self._loss(*self._arguments(batch))
         state.optimizer.zero_grad()
         if self.half_weights is not None:
             self.half_weights.zero_grad()
@@ -113,6 +112,23 @@ class TrainingStep:
             state.optimizer.step()
         state.loss_sum += loss.detach()
         self.count += 1
+
+    def _compile_kernels(self, batch: Batch) -> None:
+        """Compile the kernels of the arithmetic side by side, if they are Triton's; nothing else happens."""
+        if not prefers_triton(self.state.loss_sum) or is_checked():
+            return
+        from statetrack.ops.triton_ahead import compile_ahead
+
+        arguments = self._arguments(batch)
+        copies = {} if self.half_weights is None else self.half_weights.of
+        weights = [copies.get(p, p) for p in self.state.model.parameters()]
+        compile_ahead(lambda: torch.autograd.grad(self._loss(*arguments), weights, allow_unused=True))
+
+    def _loss(self, inputs: Tensor, options: dict[str, Any], targets: Tensor) -> Tensor:
+        model = self.half_weights or self.state.model
+        with autocast(self.spec, self.device):
+            logits, _ = model(inputs, **options)
+        return cross_entropy(logits, targets, IGNORE)
 
     def _arguments(self, batch: Batch) -> tuple[Tensor, dict[str, Any], Tensor]:
         """Tokens, the model's options, and the targets of the logits it then gives: those that count."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from statetrack.ops.adamw.triton_kernels import COLUMNS, count_kernel, update_kernel
+from statetrack.ops.triton_ahead import launch
 from statetrack.ops.triton_sizes import block
 
 BLOCK = 1024  # values of a program
@@ -48,9 +49,9 @@ class TableAdamW:
         if not (self.table.is_cuda and torch.cuda.is_current_stream_capturing()):
             self.fill()
         constants: dict[str, Any] = {"BLOCK": BLOCK, "num_warps": 4}
-        count_kernel[(programs,)](self.table, self.squares, **constants)
+        launch(count_kernel, (programs,))(self.table, self.squares, **constants)
         constants["PARTS"] = block(programs)
-        update_kernel[(programs,)](
+        launch(update_kernel, (programs,))(
             self.table, self.decay, self.squares, self.rate, programs, float(self.clip),
             self.beta1, self.beta2, math.log(self.beta1), math.log(self.beta2), self.eps, **constants,
         )  # fmt: skip

@@ -12,6 +12,7 @@ from statetrack.ops.cross_entropy.triton_kernels import (
 )
 from statetrack.ops.derivatives import first_derivative_only
 from statetrack.ops.dispatch import define
+from statetrack.ops.triton_ahead import launch
 from statetrack.ops.triton_sizes import block
 
 WIDEST = 1024  # classes: a program holds whole rows
@@ -57,12 +58,12 @@ def _forward(logits: Tensor, targets: Tensor, ignore: int) -> tuple[Tensor, Tens
     programs = -(-rows // constant["ROWS"])
     sums = torch.empty(programs, dtype=torch.float32, device=device)
     counted = torch.empty(programs, dtype=torch.int32, device=device)
-    cross_entropy_kernel[(programs,)](
+    launch(cross_entropy_kernel, (programs,))(
         logits, targets, sums, counted, rows, logits.stride(0), ignore, **constant
     )
     loss, count = _results(logits, targets, ignore)
     mean_constants: dict[str, Any] = {"BLOCK": BLOCK, "num_warps": 4}
-    mean_kernel[(1,)](sums, counted, loss, count, programs, **mean_constants)
+    launch(mean_kernel, (1,))(sums, counted, loss, count, programs, **mean_constants)
     return loss, count
 
 
@@ -77,7 +78,7 @@ def _backward(logits: Tensor, targets: Tensor, count: Tensor, dloss: Tensor, ign
     rows, N = logits.shape
     dlogits = torch.empty(rows, N, dtype=logits.dtype, device=logits.device)
     constant = constants(N, _readable(logits))
-    cross_entropy_backward_kernel[(-(-rows // constant["ROWS"]),)](
+    launch(cross_entropy_backward_kernel, (-(-rows // constant["ROWS"]),))(
         logits, targets, count, dloss, dlogits, rows, logits.stride(0), ignore, **constant
     )
     return dlogits

@@ -1,5 +1,7 @@
 """The Triton backend of the delta rule: two `torch.library` ops, forward and backward, around the kernels."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -15,6 +17,7 @@ from statetrack.ops.delta_rule.triton_calls import (
 from statetrack.ops.derivatives import first_derivative_only, wants_gradient
 from statetrack.ops.dispatch import define, direct
 from statetrack.ops.remembered import Memory
+from statetrack.ops.triton_ahead import compile_ahead
 
 FORWARD_CALLS, BACKWARD_CALLS = Memory(), Memory()
 
@@ -119,6 +122,9 @@ def _forward(
     options = save, want_final, scale, l2norm, sigmoid
 
     def make() -> FusedForward | ChunkedForward:
+        inputs = q, k, v, beta, g, state, cu_seqlens
+        named = {"scale": scale, "n": n, "l2norm": l2norm, "sigmoid": sigmoid, "longest": longest}
+        compile_ahead(lambda: _both_ways(inputs, save, want_final, **named))
         case = Case(q, v, g, state, cu_seqlens, n, longest)
         return (ChunkedForward if case.plan.fused is None else FusedForward)(case, *options)
 
@@ -156,6 +162,14 @@ def _backward(
     tables = _tables(cu_seqlens, call.case)
     call.run(q, k, beta, gate, first, tables, kept, dout, last, *_spread(gradients, g, state))
     return gradients
+
+
+def _both_ways(inputs: tuple, save: bool, want_final: bool, **options: Any) -> None:
+    """All launches for these inputs: the forward's, and the backward's if one will follow."""
+    out, *kept = _forward(*inputs, **options, save=save, want_final=want_final)
+    if save:
+        kept = kept[int(want_final) :]
+        _backward(*inputs, **options, kept=kept, dout=torch.empty_like(out), dfinal=None)
 
 
 def _gradients(q, k, v, beta, g, state, *_) -> list[Tensor]:

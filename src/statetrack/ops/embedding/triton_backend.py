@@ -9,6 +9,7 @@ from statetrack.ops.derivatives import first_derivative_only
 from statetrack.ops.dispatch import define
 from statetrack.ops.embedding.triton_kernels import embedding_backward_kernel, embedding_kernel
 from statetrack.ops.partial_sums import add_up
+from statetrack.ops.triton_ahead import launch
 from statetrack.ops.triton_sizes import block
 
 LARGEST = 1024  # vocabulary: beyond it, sorting the tokens does less than multiplying by zeros
@@ -48,7 +49,7 @@ def _forward(tokens: Tensor, weight: Tensor) -> Tensor:
     count, columns = tokens.numel(), min(1024, block(D))
     constants: dict[str, Any] = {"V": V, "D": D, "BD": columns, "BT": TILE // columns, "num_warps": 4}
     grid = -(-count // constants["BT"]), -(-D // columns)
-    embedding_kernel[grid](tokens, weight, out, count, **constants)
+    launch(embedding_kernel, grid)(tokens, weight, out, count, **constants)
     return out
 
 
@@ -56,7 +57,7 @@ def _backward(tokens: Tensor, dout: Tensor, V: int) -> Tensor:
     D = dout.shape[-1]
     constants, grid = plan(tokens.numel(), V, D)
     dweights = torch.empty(grid[0], V, D, dtype=torch.float32, device=dout.device)
-    embedding_backward_kernel[grid](tokens, dout.contiguous(), dweights, tokens.numel(), **constants)
+    launch(embedding_backward_kernel, grid)(tokens, dout.contiguous(), dweights, tokens.numel(), **constants)
     return add_up(dweights, dout.dtype)
 
 

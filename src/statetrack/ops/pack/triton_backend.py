@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from statetrack.ops.pack.triton_kernels import lengths_kernel, pack_kernel
+from statetrack.ops.triton_ahead import launch
 from statetrack.ops.triton_sizes import block
 
 SEQUENCES = 4  # of a program
@@ -27,9 +28,9 @@ def pack_triton(
     answers = targets.new_empty(B)
     tokens = inputs.new_empty(rows)
     bounds = torch.empty(B + more + 1, dtype=torch.int32, device=inputs.device)
-    lengths_kernel[(-(-B // SEQUENCES),)](targets, lengths, answers, ignore, B, **constant)
+    launch(lengths_kernel, (-(-B // SEQUENCES),))(targets, lengths, answers, ignore, B, **constant)
     ends = lengths.cumsum(0)
-    pack_kernel[(-(-(B + more) // SEQUENCES),)](
+    launch(pack_kernel, (-(-(B + more) // SEQUENCES),))(
         inputs, lengths, ends, tokens, bounds, at, answers, ignore, B, more, rows, **constant
     )
     return tokens, bounds, at, answers

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from statetrack.ops.partial_sums.triton_kernels import add_up_kernel
+from statetrack.ops.triton_ahead import launch
 
 
 def constants(rows: int, columns: int) -> dict[str, Any]:
@@ -19,7 +20,7 @@ def add_up(parts: Tensor, dtype: torch.dtype) -> Tensor:
     total = torch.empty(parts.shape[1:], dtype=dtype, device=parts.device)
     constant = constants(len(parts), total.numel())
     grid = (-(-total.numel() // constant["BC"]),)
-    add_up_kernel[grid](parts, total, len(parts), total.numel(), **constant)
+    launch(add_up_kernel, grid)(parts, total, len(parts), total.numel(), **constant)
     return total
 
 

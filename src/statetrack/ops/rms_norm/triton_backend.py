@@ -9,6 +9,7 @@ from statetrack.ops.derivatives import first_derivative_only
 from statetrack.ops.dispatch import define
 from statetrack.ops.partial_sums import add_up
 from statetrack.ops.rms_norm.triton_kernels import rms_norm_backward_kernel, rms_norm_kernel
+from statetrack.ops.triton_ahead import launch
 from statetrack.ops.triton_sizes import block
 
 WIDEST = 4096  # values of a row: a program holds whole rows
@@ -59,7 +60,7 @@ def _forward(x: Tensor, y: Tensor | None, weight: Tensor, eps: float, dtype: tor
     total = x if y is None else torch.empty_like(x, dtype=torch.promote_types(x.dtype, y.dtype))
     out = torch.empty_like(x, dtype=dtype)
     constants["HAS_Y"] = y is not None
-    rms_norm_kernel[(-(-rows // constants["ROWS"]),)](
+    launch(rms_norm_kernel, (-(-rows // constants["ROWS"]),))(
         x, x if y is None else y, weight, total, out, rows, eps, **constants
     )
     return total, out
@@ -80,7 +81,7 @@ def _backward(
     dx, dy, _ = _gradients_of(s, weight, dtotal, dout, eps, x_dtype, y_dtype)
     dweights = torch.empty(programs, s.shape[-1], dtype=torch.float32, device=s.device)
     constants |= {"HAS_DTOTAL": dtotal is not None, "HAS_DY": dy.numel() > 0}
-    rms_norm_backward_kernel[(programs,)](
+    launch(rms_norm_backward_kernel, (programs,))(
         s, weight, s if dtotal is None else dtotal.contiguous(), dout.contiguous(), dx, dy, dweights,
         rows, eps, tiles, **constants,
     )  # fmt: skip

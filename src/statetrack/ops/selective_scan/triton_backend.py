@@ -9,12 +9,14 @@ from statetrack.ops.remembered import Memory
 from statetrack.ops.selective_scan.triton_calls import (
     BackwardCall,
     ForwardCall,
+    Inputs,
     StepCall,
     layout,
     saved_numbers,
     sequences,
     sizes_for,
 )
+from statetrack.ops.triton_ahead import compile_ahead
 
 MOST_STATES = 256
 MOST_NUMBERS = 1 << 30  # in one sequence: offsets inside it are 32-bit
@@ -84,6 +86,7 @@ def _forward(u, delta, A, B, C, D, z, bias, state, cu_seqlens, softplus: bool, e
 
 
 def _make_forward(inputs, out: Tensor, softplus: bool, extended: bool, save: bool) -> StepCall | ForwardCall:
+    compile_ahead(lambda: _both_ways(inputs, save, softplus=softplus, extended=extended))
     if out.shape[2] == 1 and inputs[-1] is None:
         return StepCall(inputs, out, softplus, extended)
     return ForwardCall(inputs, out, softplus, extended, save)
@@ -120,6 +123,13 @@ def _backward(
     gradients = _gradients(u, delta, A, B, C, D, z, bias, cu_seqlens, call.number)
     call.run(inputs, gradients, saved, dout, dlast)
     return *gradients[:-1], _first_of(gradients[-1], state)
+
+
+def _both_ways(inputs: Inputs, save: bool, **flags: bool) -> None:
+    """All launches for these inputs: the forward's, and the backward's if one will follow."""
+    out, _, saved = _forward(*inputs, **flags, save=save)
+    if save:
+        _backward(*inputs, **flags, saved=saved, dout=torch.empty_like(out), dlast=None)
 
 
 def _first_of(carry: Tensor, state: Tensor | None) -> Tensor:

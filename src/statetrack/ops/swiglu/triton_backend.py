@@ -8,6 +8,7 @@ from torch import Tensor
 from statetrack.ops.derivatives import first_derivative_only
 from statetrack.ops.dispatch import define
 from statetrack.ops.swiglu.triton_kernels import swiglu_backward_kernel, swiglu_kernel
+from statetrack.ops.triton_ahead import launch
 from statetrack.ops.triton_sizes import block
 
 TILE = 2048  # values of each half in a program
@@ -34,7 +35,7 @@ def constants(W: int) -> dict[str, Any]:
 def _launch(kernel, x: Tensor, *others: Tensor) -> None:
     rows, constant = x.numel() // x.shape[-1], constants(x.shape[-1] // 2)
     grid = -(-rows // constant["ROWS"]), -(-constant["W"] // constant["BW"])
-    kernel[grid](x, *others, rows, **constant)
+    launch(kernel, grid)(x, *others, rows, **constant)
 
 
 def _forward(x: Tensor) -> Tensor:

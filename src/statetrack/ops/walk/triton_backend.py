@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from statetrack.ops.triton_ahead import launch
 from statetrack.ops.walk.triton_kernels import walk_kernel
 
 WORDS = 32  # of a program: one per lane
@@ -17,5 +18,5 @@ def walk_triton(table: Tensor, letters: Tensor, start: int) -> Tensor:
     table, letters = table.long().contiguous(), letters.long().contiguous()
     states = torch.empty_like(letters)
     grid = (-(-B // WORDS),)
-    walk_kernel[grid](table, letters, states, start, B, T, table.shape[1], **LAUNCH)
+    launch(walk_kernel, grid)(table, letters, states, start, B, T, table.shape[1], **LAUNCH)
     return states
