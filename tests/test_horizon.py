@@ -64,7 +64,7 @@ def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tracker")
     spec = RunSpec(
         task("parity-dense"),
-        model_config("deltanet-no-conv", d_model=32, heads=1, qk_activation="identity"),
+        model_config("deltanet-no-conv", d_model=32, heads=1),
         TrainingConfig(steps=150, batch=64, lr=1e-2, train_lengths=(16, 16), weight_decay=0.01),
         EvaluationConfig(eval_lengths=(16, 128), eval_samples=64),
     )

@@ -68,6 +68,11 @@ def cases():
         "add_rms_norm": (add_rms_norm, add, (draw(ROWS, 128, dtype=torch.float32), draw(ROWS, 128), weight)),
         "swiglu": (swiglu, gate, (draw(ROWS, 1024),)),
         "split": (lambda x: convolved_split(x, WIDTHS), split, (draw(512, 33, 392),)),
+        "split, one part activated": (
+            lambda x: convolved_split(x, WIDTHS, silu=(False, False, True)),
+            lambda x: (*x.split(128, dim=-1)[:2], *split(x)[2:]),
+            (draw(512, 33, 392),),
+        ),
         "convolved split": (
             lambda x, *w: convolved_split(x, WIDTHS, w),
             split,
@@ -108,7 +113,8 @@ def cases():
 
 NAMES = [
     *("rms_norm", "add_rms_norm", "swiglu"),
-    *("split", "convolved split", "packed convolved split", "convolved split with a bias"),
+    *("split", "split, one part activated"),
+    *("convolved split", "packed convolved split", "convolved split with a bias"),
     "long convolution",
     *("cross_entropy", "cross_entropy of padded rows", "embedding"),
 ]

@@ -62,6 +62,19 @@ def test_triton_matches_the_reference(shape, dtype, tolerance):
         torch.testing.assert_close(a.float(), b, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.parametrize("silu", [(False, False, True), (True, False, False), (False, False, False)])
+@pytest.mark.parametrize("shape", [{}, {"width": 0}, {"width": 0, "N": 99, "widths": (7, 50, 3, 1)}])
+def test_parts_may_go_without_their_silu(silu, shape):
+    x, widths, weights, _ = given = inputs(**shape)
+    ours, theirs = (outcome(given, backend, silu=silu) for backend in ("triton", "reference"))
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+    parts = x.split([*widths, x.shape[-1] - sum(widths)], dim=-1)
+    for i, wanted in enumerate(silu):
+        plain = short_convolution(parts[i], weights[i]) if weights else parts[i]
+        torch.testing.assert_close(theirs[i], F.silu(plain) if wanted else plain)
+
+
 PACKED = {
     "mixed": ([0, 5, 6, 13, 15], 7, {}),
     "empty ones": ([0, 0, 4, 4, 4, 15, 15], 11, {"bias": True}),
@@ -138,7 +151,8 @@ def test_rows_that_do_not_lie_evenly_are_copied():
 def test_the_ops_pass_the_checks_of_torch_library(width, bounds):
     x, widths, weights, biases = inputs(B=2 if bounds is None else 1, width=width, bias=width > 0)
     packing = None if bounds is None else torch.tensor(bounds), 9
-    options, checks = (*packing, list(widths[:-1]), widths[-1], True), ("test_schema", "test_faketensor")
+    options = *packing, list(widths[:-1]), widths[-1], [True] * 3
+    checks = "test_schema", "test_faketensor"
     ops = torch.ops.statetrack
     parts = ops.convolved_split(x, weights, biases, *options)
     torch.library.opcheck(ops.convolved_split.default, (x, weights, biases, *options), test_utils=checks)
@@ -164,6 +178,7 @@ def test_second_derivatives_are_refused():
         ({"weights": [torch.ones(16, 4), torch.ones(16, 4), torch.ones(8, 3)]}, "weights\\[2\\] has shape"),
         ({"biases": [torch.ones(16), torch.ones(16), torch.ones(4)]}, "biases\\[2\\] has shape"),
         ({"widths": (8,) * 5, "weights": (), "backend": "triton"}, "4 convolved parts, more than 3"),
+        ({"silu": (True, False)}, "silu has 2 entries"),
         ({"cu_seqlens": torch.tensor([0, 9])}, "need batch 1, got 2"),
         (
             {"x": torch.ones(1, 9, 48), "cu_seqlens": torch.tensor([0, 3, 2, 9])},

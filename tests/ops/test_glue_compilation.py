@@ -119,7 +119,8 @@ def test_adamw_compiles():
     ],
 )
 def test_the_short_convolution_compiles(N, widths, rest, width, bias, packed, cut, dtype):
-    known = N, N, widths, rest, width, bias, True, packed
+    silu = [True] * len(widths) if width else [False, False, True]
+    known = N, N, widths, rest, width, bias, silu, packed
     read = {"x": dtype, "cu_seqlens": "i32"} | dict.fromkeys(("wq", "wk", "wv", "bq", "bk", "bv"), "fp32")
     scalars = dict.fromkeys(NUMBERS, "i32")
     forward = compile_as_launched(
@@ -144,7 +145,7 @@ def test_the_short_convolution_compiles(N, widths, rest, width, bias, packed, cu
 
 
 def test_the_widest_convolution_compiles():
-    known = 392, 392, [128, 128, 128], 4, short_convolution.WIDEST, True, True, False
+    known = 392, 392, [128, 128, 128], 4, short_convolution.WIDEST, True, [True] * 3, False
     pointers = {"x": "bf16", "cu_seqlens": "i32"} | dict.fromkeys(
         ("wq", "wk", "wv", "bq", "bk", "bv", "sums"), "fp32"
     )

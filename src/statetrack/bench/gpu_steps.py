@@ -66,6 +66,7 @@ class GpuTrainingStep:
                 num_heads=4,
                 num_hidden_layers=self.layers,
                 use_short_conv=False,
+                qk_activation="identity",
                 allow_neg_eigval=True,
                 intermediate_size=512,
                 vocab_size=vocabulary,

@@ -29,7 +29,7 @@ def runs(quick: bool = False) -> list[DemoRun]:
     """Six runs of about a quarter of a minute each; `quick` trains on shorter sequences, for fewer steps."""
     length = TRAIN_LENGTH // 2 if quick else TRAIN_LENGTH
     # One head must flip its state; with several, training finds short-range shortcuts beside it.
-    one_head = {"d_model": 32, "heads": 1, "qk_activation": "identity"}
+    one_head = {"d_model": 32, "heads": 1}
     panels = [
         ("Parity", "Mamba", "parity-dense", "mamba", {"d_model": 64}, 3e-3, 260 if quick else 300),
         ("Parity", "DeltaNet", "parity-dense", "deltanet-no-conv", one_head, 1e-2, 120 if quick else 300),

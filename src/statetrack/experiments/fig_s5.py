@@ -89,7 +89,6 @@ _ALWAYS = (
     "Fresh training sequences every step (paper: a fixed set of 1.6 million); the test set is fixed by its "
     "own seed.",
     "Full matrix: initialised near the identity, which the paper does not specify.",
-    "SiLU on q and k of DeltaNet without convolution (the authors' code applied none).",
     'The table shows the "reach" of Fig. 4: the longest length with sequence accuracy of at least 0.9.',
 )
 DIFFERENCES = {

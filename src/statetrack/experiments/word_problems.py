@@ -71,12 +71,13 @@ def models(layers: Sequence[int] = (1, 5)) -> list[NamedModel]:
         )
     ]
     found.append(NamedModel("Full matrix (1L)", "Full matrix", model_config("dense-transition")))
+    plain = {"convolution": 0, "qk_activation": "identity"}  # as DeltaNet here
     for n, eigenvalues in product((2, 4), EIGENVALUES):
         family = f"DeltaProduct-{n}"
-        config = model_config("deltaproduct", householders=n, convolution=0, eigenvalues=eigenvalues)
+        config = model_config("deltaproduct", householders=n, eigenvalues=eigenvalues, **plain)
         found.append(NamedModel(range_label(family, eigenvalues, 1), family, config, ours=True))
     for eigenvalues in EIGENVALUES:
-        config = model_config("gated-deltanet", convolution=0, eigenvalues=eigenvalues)
+        config = model_config("gated-deltanet", eigenvalues=eigenvalues, **plain)
         label = range_label("Gated DeltaNet", eigenvalues, 1)
         found.append(NamedModel(label, "Gated DeltaNet", config, ours=True))
     return found

@@ -162,10 +162,12 @@ class DeltaNet(Mixer):
         else:
             parts = joined[..., : sum(widths)].split(widths, dim=-1)
         qkv, others = parts[:3], parts[3:]
-        if joined is not None and past is None and self.config.qk_activation == "silu":
+        if joined is not None and past is None and self.config.qk_activation != "relu":
             next_past = None if packing is not None else self._next_past(qkv)
             taps = [convolution.taps for convolution in self._convolutions()]
-            *qkv, others = convolved_split(joined, (*widths[:3], sum(widths[3:])), taps, **offsets(packing))
+            silu = self.config.qk_activation == "silu"
+            parts = *widths[:3], sum(widths[3:])
+            *qkv, others = convolved_split(joined, parts, taps, silu=(silu, silu, True), **offsets(packing))
             others = others.split(widths[3:], dim=-1) if len(rest) > 1 else [others]
         else:
             qkv, next_past = self._filtered(qkv, past, packing)

@@ -14,8 +14,9 @@ from statetrack.layers.slstm import SLSTMConfig
 
 PRESETS: dict[str, ModelConfig] = {
     "deltanet": ModelConfig(DeltaNetConfig()),
-    # Sec. 5.2 trains DeltaNet on group word problems without the short convolution.
-    "deltanet-no-conv": ModelConfig(DeltaNetConfig(convolution=0)),
+    # Sec. 5.2 trains DeltaNet on group word problems without the short convolution, and in the authors' code
+    # the SiLU of q and k went with it. Weight decay then shortens a key before its norm and does not turn it.
+    "deltanet-no-conv": ModelConfig(DeltaNetConfig(convolution=0, qk_activation="identity")),
     "gated-deltanet": ModelConfig(DeltaNetConfig(gated=True, output_gate=True)),
     "deltaproduct": ModelConfig(DeltaNetConfig(householders=2)),
     "mamba": ModelConfig(MambaConfig(), mlp_ratio=0),

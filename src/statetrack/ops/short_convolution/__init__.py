@@ -98,15 +98,16 @@ def convolved_split(
     weights: Sequence[Tensor] = (),
     biases: Sequence[Tensor] = (),
     *,
+    silu: Sequence[bool] | None = None,
     cu_seqlens: Tensor | None = None,
     max_seqlen: int | None = None,
     backend: str = "auto",
 ) -> tuple[Tensor, ...]:
     """Parts of the last axis of x, all but the last after their short convolution, if any, and a SiLU.
 
-    Equation and shapes: `convolved_split_reference`; packed sequences as in `short_convolution`. One pass
-    over x, and one over its gradient, where `short_convolution` of every part takes a pass each and one more
-    to put their gradients together.
+    `silu` says which of them have one, if not all. Equation and shapes: `convolved_split_reference`; packed
+    sequences as in `short_convolution`. One pass over x, and one over its gradient, where `short_convolution`
+    of every part takes a pass each and one more to put their gradients together.
     """
     op, n = "convolved_split", len(widths) - 1
     checks.check_floating(op, x.device, x=x, **{f"weights[{i}]": w for i, w in enumerate(weights)})
@@ -121,6 +122,9 @@ def convolved_split(
             f"{op}: {len(weights)} weights and {len(biases)} biases, expected none or one for each of the "
             f"{n} parts but the last, and biases only with weights."
         )
+    activated = [True] * n if silu is None else list(silu)
+    if len(activated) != n:
+        raise UserError(f"{op}: silu has {len(activated)} entries, expected one for each of the {n} parts.")
     taps = weights[0].shape[-1] if weights else 1
     for i, weight in enumerate(weights):
         checks.check_shape(op, f"weights[{i}]", weight, (widths[i], taps), "(channels, width)")
@@ -131,7 +135,7 @@ def convolved_split(
     checks.check_offsets(op, cu_seqlens, max_seqlen, x.shape[1])
     refusals = {"triton": lambda: _triton_refuses(x, taps, n, None)}
     run = pick_backend(op, backend, x.device, SPLIT_BACKENDS, refusals)
-    return run(x, list(widths), weights, biases, cu_seqlens, max_seqlen)
+    return run(x, list(widths), weights, biases, cu_seqlens, max_seqlen, activated)
 
 
 __all__ = ["convolved_split", "short_convolution"]

@@ -44,17 +44,18 @@ def convolved_split_reference(
     widths: list[int],
     weights: Sequence[Tensor],
     biases: Sequence[Tensor],
-    cu_seqlens: Tensor | None = None,
-    max_seqlen: int | None = None,
+    cu_seqlens: Tensor | None,
+    max_seqlen: int | None,
+    silu: list[bool],
 ) -> tuple[Tensor, ...]:
     """Of x = [p_1, ..., p_n, r, ...] along the last axis: silu(convolution of p_i) for each i, and r.
 
     Shapes: x (B, T, N); results (B, T, widths_i). Columns beyond the widths are left out. Without weights
-    the results are silu(p_i) and r.
+    the results are silu(p_i) and r. A part i with not silu[i] goes without it.
     """
     *parts, rest = x[..., : sum(widths)].split(widths, dim=-1)
     if not weights:
-        return *(F.silu(part) for part in parts), rest
-    each = zip(parts, weights, biases or [None] * len(parts), strict=True)
+        return *(F.silu(p) if s else p for p, s in zip(parts, silu, strict=True)), rest
+    each = zip(parts, weights, biases or [None] * len(parts), silu, strict=True)
     packing = {"cu_seqlens": cu_seqlens, "max_seqlen": max_seqlen}
-    return *(short_convolution_reference(p, w, b, None, silu=True, **packing) for p, w, b in each), rest
+    return *(short_convolution_reference(p, w, b, None, silu=s, **packing) for p, w, b, s in each), rest

@@ -11,9 +11,11 @@ from statetrack.ops.derivatives import first_derivative_only, wants_gradient
 from statetrack.ops.dispatch import define, direct, on_its_device
 from statetrack.ops.partial_sums import add_up
 from statetrack.ops.short_convolution.triton_kernels import (
+    ALL,
     convolution_backward_kernel,
     convolution_forward_kernel,
 )
+from statetrack.ops.triton_ahead import launch
 from statetrack.ops.triton_sizes import block, processors
 
 WIDEST = 8  # taps: each is unrolled
@@ -34,7 +36,7 @@ def short_convolution_triton(
 ) -> Tensor:
     """Same arguments and results as `short_convolution_reference`, from an empty past."""
     biases = [] if bias is None else [bias]
-    return _run(x, [weight], biases, cu_seqlens, max_seqlen, [x.shape[2]], 0, silu)[0]
+    return _run(x, [weight], biases, cu_seqlens, max_seqlen, [x.shape[2]], 0, [silu])[0]
 
 
 def convolved_split_triton(
@@ -44,10 +46,11 @@ def convolved_split_triton(
     biases: Sequence[Tensor],
     cu_seqlens: Tensor | None,
     max_seqlen: int | None,
+    silu: list[bool],
 ) -> tuple[Tensor, ...]:
     """Same arguments and results as `convolved_split_reference`; the results are contiguous."""
     packing = (cu_seqlens, max_seqlen) if weights else (None, None)  # without weights steps do not meet
-    return tuple(_run(x, list(weights), list(biases), *packing, widths[:-1], widths[-1], True))
+    return tuple(_run(x, list(weights), list(biases), *packing, widths[:-1], widths[-1], silu))
 
 
 def refuses(x: Tensor, width: int, parts: int, state: Tensor | None) -> str | None:
@@ -101,7 +104,7 @@ def constants(
     rest: int,
     width: int,
     bias: bool,
-    silu: bool,
+    silu: list[bool],
     packed: bool,
     backward: bool,
 ) -> dict[str, Any]:
@@ -111,7 +114,8 @@ def constants(
     BC = min(CHANNELS, block(max(widths), 32))
     BR = min(CHANNELS, block(passed, 1))
     known = {"N": N, "Q": Q, "K": K, "V": V, "R": rest, "W": max(width, 1), "FILTERED": width > 0}
-    known |= {"HAS_BIAS": bias, "SILU": silu, "PACKED": packed, "ALIGNED": math.gcd(*widths)}
+    which = ALL.value if all(silu) else sum(2**i for i, wanted in enumerate(silu) if wanted)
+    known |= {"HAS_BIAS": bias, "SILU": which, "PACKED": packed, "ALIGNED": math.gcd(*widths)}
     known |= {"BC": BC, "U": size(width, backward).steps, "BR": BR, "ROWS": 1024 // BR, "num_warps": 1}
     return known | ({"M": M} if backward else {})
 
@@ -144,13 +148,13 @@ def _launch(x: Tensor, weights, biases, cu_seqlens, longest, widths, rest, silu,
     return known, grid, (T, work.pieces, work.length, work.items)
 
 
-def _parts(x: Tensor, weights, biases, cu_seqlens, longest, widths: list[int], rest: int, silu: bool):
+def _parts(x: Tensor, weights, biases, cu_seqlens, longest, widths: list[int], rest: int, silu):
     return [x.new_empty(*x.shape[:2], width) for width in ([*widths, rest] if rest else widths)]
 
 
 @on_its_device
 def _forward(
-    x: Tensor, weights, biases, cu_seqlens, longest: int, widths: list[int], rest: int, silu: bool
+    x: Tensor, weights, biases, cu_seqlens, longest: int, widths: list[int], rest: int, silu: list[bool]
 ) -> list[Tensor]:
     x = _even_rows(x)
     options = cu_seqlens, longest, widths, rest, silu
@@ -158,7 +162,7 @@ def _forward(
     parts = _parts(x, weights, biases, *options)
     tensors = [x, *_three(weights, x), *_three(biases, x), *_three(parts[: len(widths)], x), parts[-1]]
     arguments = [*tensors, x if cu_seqlens is None else cu_seqlens.contiguous(), *numbers]
-    convolution_forward_kernel[grid](*arguments, **known)
+    launch(convolution_forward_kernel, grid)(*arguments, **known)
     return parts
 
 
@@ -170,7 +174,7 @@ def _results(x: Tensor, weights, biases, dparts, cu_seqlens, longest, widths: li
 
 @on_its_device
 def _backward(
-    x: Tensor, weights, biases, dparts, cu_seqlens, longest: int, widths: list[int], rest: int, silu: bool
+    x: Tensor, weights, biases, dparts, cu_seqlens, longest: int, widths: list[int], rest: int, silu
 ) -> tuple[Tensor, Tensor]:
     x = _even_rows(x)
     options = cu_seqlens, longest, widths, rest, silu
@@ -180,7 +184,7 @@ def _backward(
     tensors = [x, *_three(weights, x), *_three(biases, x), *_three(dparts[: len(widths)], x)]
     tensors += [dparts[-1].contiguous(), dx, sums]
     arguments = [*tensors, x if cu_seqlens is None else cu_seqlens.contiguous(), *numbers]
-    convolution_backward_kernel[grid](*arguments, **known)
+    launch(convolution_backward_kernel, grid)(*arguments, **known)
     return dx, add_up(sums, torch.float32) if total.numel() else total
 
 
@@ -206,7 +210,7 @@ class _ConvolvedSplit(torch.autograd.Function):
         return dx, None, None, None, *found
 
 
-def _run(x: Tensor, weights, biases, cu_seqlens, max_seqlen, widths, rest: int, silu: bool):
+def _run(x: Tensor, weights, biases, cu_seqlens, max_seqlen, widths, rest: int, silu: list[bool]):
     options = x.shape[1] if max_seqlen is None else max_seqlen, widths, rest, silu
     if wants_gradient((x, *weights, *biases)):
         return _ConvolvedSplit.apply(x, cu_seqlens, options, len(weights), *weights, *biases)
@@ -215,7 +219,7 @@ def _run(x: Tensor, weights, biases, cu_seqlens, max_seqlen, widths, rest: int, 
 
 
 _INPUTS = "Tensor x, Tensor[] weights, Tensor[] biases"
-_OPTIONS = "Tensor? cu_seqlens, int longest, int[] widths, int rest, bool silu"
+_OPTIONS = "Tensor? cu_seqlens, int longest, int[] widths, int rest, bool[] silu"
 define(f"convolved_split({_INPUTS}, {_OPTIONS}) -> Tensor[]", _forward, _parts)
 define(
     f"convolved_split_backward({_INPUTS}, Tensor[] dparts, {_OPTIONS}) -> (Tensor, Tensor)",

@@ -11,6 +11,7 @@ rows from cu_seqlens[s] to cu_seqlens[s + 1], and pieces enough for the longest.
 import triton
 import triton.language as tl
 
+ALL = tl.constexpr(7)  # of SILU: bit i says whether part i has one; ALL also if there are fewer than three
 NUMBERS = ["T", "pieces", "length", "items"]  # no new compilation for other lengths
 
 
@@ -90,21 +91,39 @@ def _filtered(window, taps, bias, J: tl.constexpr, W: tl.constexpr, FILTERED: tl
 
 
 @triton.jit
+def _activated(block, SILU: tl.constexpr, Q: tl.constexpr, K: tl.constexpr, BC: tl.constexpr):
+    """Whether this block's part goes through a SiLU."""
+    return _of_part(block, SILU & 1, SILU & 2, SILU & 4, Q, K, BC) != 0
+
+
+@triton.jit
+def _after_silu(y, activated, SILU: tl.constexpr):
+    if SILU == ALL:
+        y = y / (1.0 + tl.exp(-y))
+    elif SILU != 0:
+        y = tl.where(activated, y / (1.0 + tl.exp(-y)), y)
+    return y
+
+
+@triton.jit
 def _before_silu(
-    dy, window, taps, bias, J: tl.constexpr, W: tl.constexpr, FILTERED: tl.constexpr, SILU: tl.constexpr
-):
-    """The gradient g_J of y_J before its SiLU, from the gradient dy_J after it."""
+    dy, window, taps, bias, activated,
+    J: tl.constexpr, W: tl.constexpr, FILTERED: tl.constexpr, SILU: tl.constexpr,
+):  # fmt: skip
+    """The gradient g_J of y_J before its SiLU, if it has one, from the gradient dy_J after it."""
     g = dy
-    if SILU:
+    if SILU != 0:
         y = _filtered(window, taps, bias, J, W, FILTERED)
         s = 1.0 / (1.0 + tl.exp(-y))
         g *= s * (1.0 + y * (1.0 - s))
+        if SILU != ALL:
+            g = tl.where(activated, g, dy)
     return g
 
 
 @triton.jit
 def _gradients_after(
-    x, x_stride, dy, dy_stride, c, inside, t, T, later, taps, bias,
+    x, x_stride, dy, dy_stride, c, inside, t, T, later, taps, bias, activated,
     W: tl.constexpr, FILTERED: tl.constexpr, SILU: tl.constexpr, CUT: tl.constexpr,
 ):  # fmt: skip
     """The gradients before the SiLU of the W - 1 steps from t on: zeros where sequences are not cut."""
@@ -113,7 +132,7 @@ def _gradients_after(
         window = later + _rows(x, x_stride, c, inside, t, T, W - 1)
         dys = _rows(dy, dy_stride, c, inside, t, T, W - 1)
         for j in tl.static_range(W - 1):
-            after += (_before_silu(dys[j], window, taps, bias, j, W, FILTERED, SILU),)
+            after += (_before_silu(dys[j], window, taps, bias, activated, j, W, FILTERED, SILU),)
     else:
         for _ in tl.static_range(W - 1):
             after += (tl.zeros(inside.shape, tl.float32),)
@@ -156,6 +175,7 @@ def convolution_forward_kernel(
         out = _of_part(block, q, k, v, Q, K, BC)
         taps = _taps(_of_part(block, wq, wk, wv, Q, K, BC), c, inside, W, FILTERED)
         bias = _bias(_of_part(block, bq, bk, bv, Q, K, BC), c, inside, HAS_BIAS)
+        activated = _activated(block, SILU, Q, K, BC)
         while item < items:
             first, steps = _sequence(item // pieces, cu_seqlens, T, PACKED)
             t = (item % pieces) * length
@@ -167,8 +187,7 @@ def convolution_forward_kernel(
                 target = out + (first + t) * width
                 for j in tl.static_range(U):
                     y = _filtered(window, taps, bias, j, W, FILTERED)
-                    if SILU:
-                        y = y / (1.0 + tl.exp(-y))
+                    y = _after_silu(y, activated, SILU)
                     tl.store(target + j * width + c, y.to(out.dtype.element_ty), mask=inside & (t + j < end))
                 past = ()
                 for i in tl.static_range(W - 1):
@@ -205,6 +224,11 @@ def convolution_backward_kernel(
         dy = _of_part(block, dq, dk, dv, Q, K, BC)
         taps = _taps(_of_part(block, wq, wk, wv, Q, K, BC), c, inside, W, FILTERED)
         bias = _bias(_of_part(block, bq, bk, bv, Q, K, BC), c, inside, HAS_BIAS)
+        activated = _activated(block, SILU, Q, K, BC)
+        if FILTERED or SILU == ALL:
+            read = inside
+        else:
+            read = inside & activated  # x is of no use to the gradient of a part that passes as it is
         dbias = tl.zeros((BC,), tl.float32)
         dtaps = ()
         for _ in tl.static_range(W if FILTERED else 0):
@@ -215,19 +239,19 @@ def convolution_backward_kernel(
             # behind the last block of U steps: the W - 1 values before, and the W - 1 gradients after
             t = start + tl.cdiv(tl.maximum(tl.minimum(length, steps - start), 0), U) * U
             before = t - (W - 1)
-            later = _rows(x + (first + before) * N + begin, N, c, inside, before, steps, W - 1)
+            later = _rows(x + (first + before) * N + begin, N, c, read, before, steps, W - 1)
             after = _gradients_after(
                 x + (first + t) * N + begin, N, dy + (first + t) * width, width, c, inside, t, steps,
-                later, taps, bias, W, FILTERED, SILU, CUT,
+                later, taps, bias, activated, W, FILTERED, SILU, CUT,
             )  # fmt: skip
             t -= U
             while t >= start:
                 before = t - (W - 1)
-                window = _rows(x + (first + before) * N + begin, N, c, inside, before, steps, U) + later
+                window = _rows(x + (first + before) * N + begin, N, c, read, before, steps, U) + later
                 dys = _rows(dy + (first + t) * width, width, c, inside, t, steps, U)
                 target = dx + (first + t) * M + begin
                 for j in tl.static_range(U - 1, -1, -1):
-                    g = _before_silu(dys[j], window, taps, bias, j, W, FILTERED, SILU)
+                    g = _before_silu(dys[j], window, taps, bias, activated, j, W, FILTERED, SILU)
                     if HAS_BIAS:
                         dbias += g
                     if FILTERED:
