@@ -2,12 +2,14 @@
 
 import statistics
 import time
+from collections.abc import Sequence
 from functools import partial
 
 import torch
 
 from statetrack.bench.cases import Work
 from statetrack.bench.gpu_cases import Ceilings
+from statetrack.bench.measure import median_seconds
 
 REPEATS = 20
 
@@ -28,19 +30,17 @@ def first_call_seconds(work: Work) -> float:
     return time.perf_counter() - before
 
 
-def seconds_from_python(work: Work) -> float:
-    """Median time of a call when calls follow each other, the device included."""
-    for _ in range(3):
+def seconds_from_python(contenders: Sequence[Work]) -> list[float]:
+    """Median time of a call when calls follow each other, the device included. Contenders take turns."""
+    return [
+        seconds / REPEATS for seconds in median_seconds([partial(_in_a_row, w) for w in contenders], 1, 9)
+    ]
+
+
+def _in_a_row(work: Work) -> None:
+    for _ in range(REPEATS):
         work()
     torch.cuda.synchronize()
-    times = []
-    for _ in range(5):
-        before = time.perf_counter()
-        for _ in range(REPEATS):
-            work()
-        torch.cuda.synchronize()
-        times.append((time.perf_counter() - before) / REPEATS)
-    return statistics.median(times)
 
 
 def seconds_in_graph(work: Work) -> float:

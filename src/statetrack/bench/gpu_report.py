@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from statetrack.bench.cases import check_chosen
+from statetrack.bench.cases import Work, check_chosen
 from statetrack.bench.gpu_cases import GPU_CASES, Ceilings, GpuCase
 from statetrack.bench.gpu_measure import (
     first_call_seconds,
@@ -57,14 +57,11 @@ def _op(case: GpuCase, ceilings: Ceilings, peers: bool) -> dict[str, Any]:
     row: dict[str, Any] = {"case": case.name, "peer": case.peer_name}
     row["floor_ms"] = 1e3 * case.floor.seconds(ceilings)
     row |= {"floor_bytes": case.floor.bytes, "floor_operations": case.floor.operations}
-    for who in ("ours", "peer") if peers else ("ours",):
-        try:
-            work = getattr(case, who)()
-        except UserError as error:
-            print(f"({error})")
-            continue
+    works = _works(case, peers)
+    for who, work in works.items():
         row[f"{who}_first_s"] = first_call_seconds(work)
-        row[f"{who}_called_ms"] = 1e3 * seconds_from_python(work)
+    for (who, work), called in zip(works.items(), seconds_from_python(list(works.values())), strict=True):
+        row[f"{who}_called_ms"] = 1e3 * called
         row[f"{who}_graph_ms"] = 1e3 * seconds_in_graph(work)
     for kind, unit in (("called", "ms"), ("graph", "ms"), ("first", "s")):
         row[f"{kind}_ratio"] = _ratio(row, f"{kind}_{unit}")
@@ -78,12 +75,7 @@ def _op(case: GpuCase, ceilings: Ceilings, peers: bool) -> dict[str, Any]:
 def _step(step: GpuTrainingStep, ceilings: Ceilings, peers: bool) -> dict[str, Any]:
     row: dict[str, Any] = {"case": step.name, "peer": step.peer_name}
     row["floor_ms"] = 1e3 * step.floor.seconds(ceilings)
-    for who in ("ours", "peer") if peers else ("ours",):
-        try:
-            work = getattr(step, who)()
-        except UserError as error:
-            print(f"({error})")
-            continue
+    for who, work in _works(step, peers).items():
         row[f"{who}_first_s"] = first_call_seconds(work)
         row[f"{who}_ms"] = 1e3 * seconds_per_step(work)
     row |= {"ratio": _ratio(row, "ms"), "first_ratio": _ratio(row, "first_s")}
@@ -91,6 +83,17 @@ def _step(step: GpuTrainingStep, ceilings: Ceilings, peers: bool) -> dict[str, A
     text = "".join(_cell(row.get(name), width) for name, width in cells)
     print(f"{step.name:<44}{text}", flush=True)
     return row
+
+
+def _works(case: GpuCase | GpuTrainingStep, peers: bool) -> dict[str, Work]:
+    """Ours, and the peer's if it is wanted and can be had."""
+    works = {"ours": case.ours()}
+    if peers:
+        try:
+            works["peer"] = case.peer()
+        except UserError as error:
+            print(f"({error})")
+    return works
 
 
 def _ratio(row: dict[str, Any], kind: str) -> float | None:

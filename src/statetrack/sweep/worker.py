@@ -80,7 +80,7 @@ class RunInTurns:
     def advance(self) -> tuple[str, Any] | None:
         """A turn. None, or how the run ended: ("done", seconds), ("stopped", None) or ("failed", reason).
 
-        More than one step, where they are short: to turn the output from file to file takes a dozen system calls.
+        More than one step where they are short: turning output to another file takes a dozen system calls.
         """
         with _printing_to(self.log):
             until, outcome = time.monotonic() + TURN, self._step()
