@@ -278,9 +278,7 @@ def test_a_small_model_learns_parity_far_beyond_its_training_length(tmp_path):
 
     accuracy = {}
     for eigenvalues in ("[0,1]", "[-1,1]"):
-        model = model_config(
-            "deltanet-no-conv", d_model=32, heads=1, eigenvalues=eigenvalues
-        )
+        model = model_config("deltanet-no-conv", d_model=32, heads=1, eigenvalues=eigenvalues)
         spec = RunSpec(
             task("parity-dense"),
             model,

@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -86,5 +87,6 @@ def machine() -> dict[str, str]:
         try:
             found[package] = version(package)
         except PackageNotFoundError:
-            found[package] = "not installed"
+            there = find_spec(package.replace("-", "_"))
+            found[package] = "from source" if there else "not installed"
     return found | {"date": datetime.date.today().isoformat()}

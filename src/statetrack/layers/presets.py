@@ -15,7 +15,7 @@ from statetrack.layers.slstm import SLSTMConfig
 PRESETS: dict[str, ModelConfig] = {
     "deltanet": ModelConfig(DeltaNetConfig()),
     # Sec. 5.2 trains DeltaNet on group word problems without the short convolution, and in the authors' code
-    # the SiLU of q and k went with it. Weight decay then shortens a key before its norm and does not turn it.
+    # the SiLU of q and k went with it.
     "deltanet-no-conv": ModelConfig(DeltaNetConfig(convolution=0, qk_activation="identity")),
     "gated-deltanet": ModelConfig(DeltaNetConfig(gated=True, output_gate=True)),
     "deltaproduct": ModelConfig(DeltaNetConfig(householders=2)),
