@@ -75,7 +75,7 @@ def test_half_precision_at_odd_sizes_matches_float64():
 
 
 def test_a_long_sequence_is_cut_and_matches_float64():
-    from statetrack.ops.selective_scan.triton_calls import sizes_for
+    from statetrack.ops.selective_scan.triton_plan import sizes_for
 
     inputs = random_inputs(**LONG)
     assert sizes_for(inputs["u"]).segments > 1
@@ -117,6 +117,19 @@ LENGTHS = [0, 1, 39, 16, 7, 17, 2, 0, 33, 8, 24, 5]
 def test_packed_sequences_match_float64(by_time):
     inputs, cu_seqlens = packed_inputs(LENGTHS, 70, 16, torch.bfloat16, by_time=by_time)
     assert_close(inputs, torch.bfloat16, eigenvalues="[-1,1]", cu_seqlens=cu_seqlens)
+
+
+def test_many_packed_sequences_match_float64_and_repeat_exactly():
+    from statetrack.ops.selective_scan.triton_plan import PAIRED, sizes_for
+
+    inputs, cu_seqlens = packed_inputs(
+        LENGTHS * 6, 1024, 16, torch.bfloat16, by_time=False, extras=EXTRAS[:3]
+    )
+    assert sizes_for(inputs["u"], cu_seqlens).tile == PAIRED
+    options = {"eigenvalues": "[-1,1]", "cu_seqlens": cu_seqlens}
+    assert_close(inputs, torch.bfloat16, **options)
+    once, again = (run(inputs, **options) for _ in range(2))
+    assert all(torch.equal(once[name], again[name]) for name in once)
 
 
 def test_packed_sequences_may_change_between_replays_of_a_cuda_graph():

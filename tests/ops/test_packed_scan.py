@@ -1,6 +1,7 @@
 """Packed sequences in the selective scan: every backend against the reference, sequence by sequence.
 
-The Triton backend runs interpreted on a CPU, in tiles of four steps by eight channels.
+The Triton backend runs interpreted on a CPU, in tiles of four steps by eight channels, or of two by eight
+where it would give two channels to a lane.
 """
 
 import itertools
@@ -86,6 +87,37 @@ def test_any_layout_and_integer_is_taken(backend, by_time):
     assert_same(run(inputs, backend_here(backend), **options), run(inputs, "reference", **options))
 
 
+MANY = [3, 1, 5, 0, 2, 4, 1, 2, 6] if DEVICE.type == "cpu" else [3, 1, 5, 0, 2, 4, 1, 2, 9] * 120
+
+
+@pytest.mark.parametrize("eigenvalues", ["[0,1]", "[-1,1]"])
+@pytest.mark.parametrize(("extras", "by_time"), [(EXTRAS, ()), (EXTRAS[:3], ("delta",))])
+def test_many_sequences_give_two_channels_to_a_lane(extras, by_time, eigenvalues):
+    from statetrack.ops.selective_scan.triton_plan import PAIRED, sizes_for
+
+    inputs, cu_seqlens = packed_inputs(MANY, PAIRED.channels + 2, extras=extras, by_time=by_time)
+    assert sizes_for(inputs["u"], cu_seqlens).tile == PAIRED
+    options = {"delta_softplus": True, "eigenvalues": eigenvalues, "cu_seqlens": cu_seqlens}
+    assert_same(run(inputs, "triton", **options), run(inputs, "reference", **options))
+
+
+def test_more_states_than_registers_hold_go_in_tiles(monkeypatch):
+    from statetrack.ops.selective_scan import triton_calls
+
+    monkeypatch.setattr(triton_calls, "WALK_STATES", 2)
+    inputs, cu_seqlens = packed_inputs(MANY, 2 * triton_calls.PAIRED.channels, N=3)
+    options = {"eigenvalues": "[-1,1]", "cu_seqlens": cu_seqlens}
+    assert_same(run(inputs, "triton", **options), run(inputs, "reference", **options))
+
+
+def test_programs_take_the_longest_sequences_first():
+    from statetrack.ops.selective_scan.triton_order import order_kernel
+
+    order = torch.empty(5, dtype=torch.int32, device=DEVICE)
+    order_kernel[(3, 1)](offsets([3, 0, 9, 3, 9]), order, 5, 2, 4, num_warps=1)
+    assert order.tolist() == [2, 4, 0, 3, 1]
+
+
 @pytest.mark.parametrize("groups", [0, 1, 2])
 def test_constant_and_grouped_weights(groups):
     inputs, cu_seqlens = packed_inputs(D=4)
@@ -118,8 +150,9 @@ def test_without_gradients_no_states_are_kept_and_the_result_is_the_same():
 
 
 def test_saved_states_of_packed_sequences_never_share_a_place():
-    from statetrack.ops.selective_scan.triton_calls import L, saved_numbers
+    from statetrack.ops.selective_scan.triton_plan import SINGLE, saved_numbers
 
+    L = SINGLE.steps
     generator = torch.Generator().manual_seed(0)
     for most in (1, L, 2 * L + 1, 5 * L):
         lengths = torch.randint(0, most + 1, (40,), generator=generator).tolist()

@@ -1,6 +1,6 @@
 """The Triton selective scan against the reference; interpreted on a CPU, compiled on a GPU.
 
-Interpreted tiles are four steps by eight channels (`triton_calls.L`, `BD`): small sizes reach every edge.
+Interpreted tiles are four steps by eight channels (`triton_plan.SINGLE`): small sizes reach every edge.
 """
 
 import pytest
@@ -32,6 +32,17 @@ def test_triton_matches_reference_around_the_tile_sizes(T, D, N):
     assert_same(run(inputs, "triton", **options), run(inputs, "reference", **options))
 
 
+@pytest.mark.parametrize("extras", [EXTRAS, ("z",)])
+def test_many_sequences_give_two_channels_to_a_lane(extras):
+    from statetrack.ops.selective_scan.triton_plan import PAIRED, sizes_for
+
+    many = 9 if DEVICE.type == "cpu" else 1100
+    inputs = random_inputs(B=many, T=5, D=PAIRED.channels, extras=extras, by_time=())
+    assert sizes_for(inputs["u"]).tile == PAIRED
+    options = {"delta_softplus": True, "eigenvalues": "[-1,1]"}
+    assert_same(run(inputs, "triton", **options), run(inputs, "reference", **options))
+
+
 @pytest.mark.parametrize("by_time", [(), ("u", "delta", "z"), ("u",)])
 def test_any_layout_is_taken(by_time):
     inputs = random_inputs(B=1, by_time=by_time)
@@ -51,10 +62,11 @@ def test_vectors_may_have_their_numbers_apart(T):
 @pytest.mark.parametrize("eigenvalues", ["[0,1]", "[-1,1]"])
 @pytest.mark.parametrize("extras", [("initial_state",), EXTRAS[:3]])
 def test_segments_of_a_long_sequence_add_up(extras, eigenvalues):
-    from statetrack.ops.selective_scan.triton_calls import BD, L, sizes
+    from statetrack.ops.selective_scan.triton_plan import SINGLE, sizes
 
-    inputs = random_inputs(B=1, T=L * 12 + 1, D=3, N=1, extras=extras)
-    assert sizes(1, BD, L * 12 + 1, 1).segments == 3
+    T = SINGLE.steps * 12 + 1
+    inputs = random_inputs(B=1, T=T, D=3, N=1, extras=extras)
+    assert sizes(1, SINGLE.channels, T, 1).segments == 3
     options = {"delta_softplus": True, "eigenvalues": eigenvalues}
     assert_same(run(inputs, "triton", **options), run(inputs, "reference", **options))
 
@@ -103,8 +115,9 @@ def test_small_steps_keep_their_relative_precision():
 
 
 def test_time_is_cut_only_when_sequences_and_channels_leave_processors_idle():
-    from statetrack.ops.selective_scan.triton_calls import BD, L, sizes
+    from statetrack.ops.selective_scan.triton_plan import SINGLE, sizes
 
+    L, BD = SINGLE
     assert sizes(1024, 8 * BD, 3 * L, processors=132).segments == 1
     assert sizes(1, BD, 2 * L, processors=132).segments == 1
     long = sizes(1, 64 * BD, 2048 * L, processors=132)

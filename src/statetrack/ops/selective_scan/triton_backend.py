@@ -6,11 +6,11 @@ from torch import Tensor
 from statetrack.ops.derivatives import first_derivative_only, wants_gradient
 from statetrack.ops.dispatch import define, direct
 from statetrack.ops.remembered import Memory
-from statetrack.ops.selective_scan.triton_calls import (
-    BackwardCall,
-    ForwardCall,
+from statetrack.ops.selective_scan.triton_calls import BackwardCall, ForwardCall, StepCall
+from statetrack.ops.selective_scan.triton_plan import (
     Inputs,
-    StepCall,
+    is_ordered,
+    keeps_ungated,
     layout,
     saved_numbers,
     sequences,
@@ -69,34 +69,38 @@ def refuses(u: Tensor, A: Tensor, cu_seqlens: Tensor | None = None) -> str | Non
     return "float64 is not offered there" if u.dtype == torch.float64 else None
 
 
-def _results(u: Tensor, A: Tensor, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Room for outputs and for last states, whose channels lie next to each other."""
+def _results(
+    u: Tensor, A: Tensor, z: Tensor | None, cu_seqlens: Tensor | None, save: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Room for outputs, last states with neighbouring channels, outputs before the gate, and the order."""
     number, channels, N = sequences(u, cu_seqlens), u.shape[1], A.shape[1]
     last = u.new_empty_strided((number, channels, N), (channels * N, 1, channels), dtype=torch.float32)
-    return torch.empty_like(u), last
+    ungated = torch.empty_like(u) if save and keeps_ungated(u, z, cu_seqlens) else u.new_empty(0)
+    order = last.new_empty(number if is_ordered(cu_seqlens) else 0, dtype=torch.int32)
+    return torch.empty_like(u), last, ungated, order
 
 
 def _forward(u, delta, A, B, C, D, z, bias, state, cu_seqlens, softplus: bool, extended: bool, save: bool):
-    """Outputs, last states, and what the backward starts from."""
+    """Outputs, last states, and what the backward needs: states, outputs before the gate, and the order."""
     inputs = (u, delta, A, B, C, D, z, bias, state, cu_seqlens)
-    out, last = _results(u, A, cu_seqlens)
+    out, last, ungated, order = _results(u, A, z, cu_seqlens, save)
     key = (softplus, extended, save, *layout(inputs))
     call = FORWARD_CALLS.recall(key, lambda: _make_forward(inputs, out, softplus, extended, save))
-    return out, last, call.run(inputs, out, last)
+    return out, last, call.run(inputs, out, last, ungated, order), ungated, order
 
 
 def _make_forward(inputs, out: Tensor, softplus: bool, extended: bool, save: bool) -> StepCall | ForwardCall:
     compile_ahead(lambda: _both_ways(inputs, save, softplus=softplus, extended=extended))
-    if out.shape[2] == 1 and inputs[-1] is None:
+    if out.shape[2] == 1 and inputs[-1] is None and not save:
         return StepCall(inputs, out, softplus, extended)
     return ForwardCall(inputs, out, softplus, extended, save)
 
 
 def _forward_fake(u, delta, A, B, C, D, z, bias, state, cu_seqlens, softplus, extended, save):
-    out, last = _results(u, A, cu_seqlens)
-    one_step = u.shape[2] == 1 and cu_seqlens is None
+    out, last, ungated, order = _results(u, A, z, cu_seqlens, save)
+    one_step = u.shape[2] == 1 and cu_seqlens is None and not save
     numbers = 0 if one_step else saved_numbers(u, A, cu_seqlens, save)
-    return out, last, last.new_empty(numbers)
+    return out, last, last.new_empty(numbers), ungated, order
 
 
 def _gradients(u, delta, A, B, C, D, z, bias, cu_seqlens, segments: int):
@@ -114,22 +118,24 @@ def _gradients(u, delta, A, B, C, D, z, bias, cu_seqlens, segments: int):
 
 
 def _backward(
-    u, delta, A, B, C, D, z, bias, state, cu_seqlens, saved, dout, dlast, softplus: bool, extended: bool
-):
+    u, delta, A, B, C, D, z, bias, state, cu_seqlens, saved, ungated, order, dout, dlast,
+    softplus: bool, extended: bool,
+):  # fmt: skip
     """Gradients of u, delta, A, B, C, D, z, the bias and the first state, whether or not there were any."""
     inputs = (u, delta, A, B, C, D, z, bias, state, cu_seqlens)
     key = (softplus, extended, *layout((*inputs, dout, dlast)))
     call = BACKWARD_CALLS.recall(key, lambda: BackwardCall(inputs, dout, dlast, softplus, extended))
     gradients = _gradients(u, delta, A, B, C, D, z, bias, cu_seqlens, call.number)
-    call.run(inputs, gradients, saved, dout, dlast)
+    call.run(inputs, (saved, ungated, order), gradients, dout, dlast)
     return *gradients[:-1], _first_of(gradients[-1], state)
 
 
 def _both_ways(inputs: Inputs, save: bool, **flags: bool) -> None:
     """All launches for these inputs: the forward's, and the backward's if one will follow."""
-    out, _, saved = _forward(*inputs, **flags, save=save)
+    out, _, saved, ungated, order = _forward(*inputs, **flags, save=save)
     if save:
-        _backward(*inputs, **flags, saved=saved, dout=torch.empty_like(out), dlast=None)
+        dout = torch.empty_like(out)
+        _backward(*inputs, **flags, saved=saved, ungated=ungated, order=order, dout=dout, dlast=None)
 
 
 def _first_of(carry: Tensor, state: Tensor | None) -> Tensor:
@@ -137,7 +143,9 @@ def _first_of(carry: Tensor, state: Tensor | None) -> Tensor:
     return carry if state is None else carry[:, 0].mT
 
 
-def _backward_fake(u, delta, A, B, C, D, z, bias, state, cu_seqlens, saved, dout, dlast, softplus, extended):
+def _backward_fake(
+    u, delta, A, B, C, D, z, bias, state, cu_seqlens, saved, ungated, order, dout, dlast, softplus, extended
+):
     segments = sizes_for(u, cu_seqlens).segments
     *gradients, carry = _gradients(u, delta, A, B, C, D, z, bias, cu_seqlens, segments)
     return *gradients, _first_of(carry, state)
@@ -145,16 +153,16 @@ def _backward_fake(u, delta, A, B, C, D, z, bias, state, cu_seqlens, saved, dout
 
 def _setup_context(ctx, inputs, output):
     *tensors, ctx.softplus, ctx.extended, _ = inputs
-    ctx.save_for_backward(*tensors, output[2])
+    ctx.save_for_backward(*tensors, *output[2:])
     ctx.set_materialize_grads(False)
 
 
 @first_derivative_only
-def _backward_formula(ctx, dout, dlast, _saved=None):
-    *inputs, saved = ctx.saved_tensors
+def _backward_formula(ctx, dout, dlast, _saved=None, _ungated=None, _order=None):
+    *inputs, saved, ungated, order = ctx.saved_tensors
     dout = torch.zeros_like(inputs[0]) if dout is None else dout
     backward = direct(dout, _backward, torch.ops.statetrack.selective_scan_backward)
-    gradients = backward(*inputs, saved, dout, dlast, ctx.softplus, ctx.extended)
+    gradients = backward(*inputs, saved, ungated, order, dout, dlast, ctx.softplus, ctx.extended)
     given = [None if x is None else dx for x, dx in zip(inputs[:-1], gradients, strict=True)]
     return *given, None, None, None, None
 
@@ -173,14 +181,15 @@ class _Scan(torch.autograd.Function):
 
 _INPUTS = "Tensor u, Tensor delta, Tensor A, Tensor B, Tensor C, "
 _INPUTS += "Tensor? D, Tensor? z, Tensor? bias, Tensor? state, Tensor? cu_seqlens"
+_KEPT = "Tensor saved, Tensor ungated, Tensor order"
 _FLAGS = "bool softplus, bool extended"
 define(
-    f"selective_scan_forward({_INPUTS}, {_FLAGS}, bool save) -> (Tensor, Tensor, Tensor)",
+    f"selective_scan_forward({_INPUTS}, {_FLAGS}, bool save) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     _forward,
     _forward_fake,
 )
 define(
-    f"selective_scan_backward({_INPUTS}, Tensor saved, Tensor dout, Tensor? dlast, {_FLAGS}) -> ("
+    f"selective_scan_backward({_INPUTS}, {_KEPT}, Tensor dout, Tensor? dlast, {_FLAGS}) -> ("
     + ", ".join(["Tensor"] * 9)
     + ")",
     _backward,

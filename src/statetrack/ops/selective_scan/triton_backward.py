@@ -14,7 +14,9 @@ import triton.language as tl
 from statetrack.ops.selective_scan.triton_tiles import (
     LN_2,
     LOG2_E,
+    advance,
     by_eight,
+    by_two,
     first_step,
     kernel,
     lanes_along_channels,
@@ -22,7 +24,6 @@ from statetrack.ops.selective_scan.triton_tiles import (
     offsets,
     opaque,
     packed_sequence,
-    scan_rows,
     shift_rows,
     sigmoid,
     softplus,
@@ -31,9 +32,9 @@ from statetrack.ops.selective_scan.triton_tiles import (
     store_tile,
     sum_channels,
     take_row,
-    transition,
     transition_slope,
     two_rows,
+    walk_rows,
 )
 
 # A branch on a constant may not be joined to one on a number: the compiler drops only the former.
@@ -42,15 +43,16 @@ from statetrack.ops.selective_scan.triton_tiles import (
 
 @kernel
 def backward_kernel(
-    u, delta, A, B, C, D, z, bias, state, cu_seqlens, saved, dout, dlast, du, ddelta, dz, dBC, sums, carry,
-    starts, products, batch, channels, T, tiles, each, segments,
+    u, delta, A, B, C, D, z, bias, state, cu_seqlens, order, saved, ungated, dout, dlast,
+    du, ddelta, dz, dBC, sums, carry, starts, products, batch, channels, T, tiles, each, segments,
     u_b, u_d, u_t, delta_b, delta_d, delta_t, z_b, z_d, z_t, dout_b, dout_d, dout_t, du_b, du_d, du_t,
     B_b, B_n, B_t, C_b, C_n, C_t, A_d, A_n, state_b, state_d, state_n, dlast_b, dlast_d, dlast_n,
     N: tl.constexpr, BD: tl.constexpr, L: tl.constexpr, TAIL: tl.constexpr, HAS_D: tl.constexpr,
     HAS_Z: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_STATE: tl.constexpr, HAS_LAST: tl.constexpr,
     SOFTPLUS: tl.constexpr, EXTENDED: tl.constexpr, SEGMENTED: tl.constexpr, PACKED: tl.constexpr,
-    FULL: tl.constexpr, ALIKE: tl.constexpr, VECTOR: tl.constexpr, U_LIES: tl.constexpr,
-    DELTA_LIES: tl.constexpr, Z_LIES: tl.constexpr, DOUT_LIES: tl.constexpr, DU_LIES: tl.constexpr,
+    ORDERED: tl.constexpr, KEPT: tl.constexpr, FULL: tl.constexpr, ALIKE: tl.constexpr, VECTOR: tl.constexpr,
+    PAIRS: tl.constexpr, U_LIES: tl.constexpr, DELTA_LIES: tl.constexpr, Z_LIES: tl.constexpr,
+    DOUT_LIES: tl.constexpr, DU_LIES: tl.constexpr,
 ):  # fmt: skip
     if VECTOR:
         T = by_eight(T)
@@ -64,7 +66,14 @@ def backward_kernel(
             dout_b, dout_d = by_eight(dout_b), by_eight(dout_d)
         if DU_LIES == 1:
             du_b, du_d = by_eight(du_b), by_eight(du_d)
+    if PAIRS:
+        channels = by_two(channels)
+        u_b, u_t, delta_b, delta_t = by_two(u_b), by_two(u_t), by_two(delta_b), by_two(delta_t)
+        z_b, z_t, dout_b, dout_t = by_two(z_b), by_two(z_t), by_two(dout_b), by_two(dout_t)
+        du_b, du_t = by_two(du_b), by_two(du_t)
     b = tl.program_id(1).to(tl.int64)
+    if ORDERED:
+        b = tl.load(order + tl.program_id(1)).to(tl.int64)
     d = tl.program_id(0) * BD + tl.arange(0, BD)
     in_d = d < channels
     pair = tl.arange(0, 2)[None, :]
@@ -87,6 +96,7 @@ def backward_kernel(
     du = first_step(du, b, start, du_b, du_t, PACKED)
     ddelta = first_step(ddelta, b, start, du_b, du_t, PACKED)
     dz = first_step(dz, b, start, du_b, du_t, PACKED)
+    ungated = first_step(ungated, b, start, du_b, du_t, PACKED)
     B = first_step(B, b, start, B_b, B_t, PACKED)
     C = first_step(C, b, start, C_b, C_t, PACKED)
     state += b * state_b
@@ -119,7 +129,7 @@ def backward_kernel(
     # if the last steps fill at most half a tile, half a one, and then whole tiles
     for part in tl.static_range(1 + TAIL):
         row = tl.arange(0, L >> (TAIL - part))[:, None]
-        rows = tl.arange(0, L)[:, None] % (L >> (TAIL - part))
+        rows = tl.arange(0, 16)[:, None] % (L >> (TAIL - part))
         dBC_at = tl.arange(0, 2 * (L >> (TAIL - part)))
         dBC_row, of_C = dBC_at % (L >> (TAIL - part)), dBC_at // (L >> (TAIL - part))
         dBC_at = of_C * L + dBC_row
@@ -183,18 +193,19 @@ def backward_kernel(
                 A_next = tl.load(A + d * A_d + m * A_n, mask=in_d, other=0.0).to(tl.float32) * LOG2_E
                 h_next = tl.load(enter + m * enter_n, mask=entered, other=0.0).to(tl.float32)
                 q_next = tl.load(behind + m * behind_n, mask=followed, other=0.0).to(tl.float32)
-                a = transition(step * A_log2[None, :], EXTENDED)
-                _, h = scan_rows(a, x * B_t_[:, None], h0, row)
+                a = transition_slope(step * A_log2[None, :], EXTENDED)
+                xB = x * B_t_[:, None]
+                h = walk_rows(a, tl.where(row == 0, advance(a, h0[None, :], xB, EXTENDED), xB), EXTENDED)
                 # from the end of the tile: flipped, row 0 is the last step; what enters is a_{t+1} g_{t+1}
                 c = tl.flip(C_t_[:, None] * dy, 0)
                 a_after = shift_rows(tl.flip(a, 0), tl.full((BD,), 1.0, tl.float32), row)
-                _, g = scan_rows(a_after, c, q, row)
-                g = tl.flip(g, 0)
+                g = tl.flip(walk_rows(a_after, tl.where(row == 0, c + q[None, :], c), EXTENDED), 0)
                 if HAS_Z:
-                    y += h * C_t_[:, None]
+                    if not KEPT:
+                        y += h * C_t_[:, None]
                 dx += g * B_t_[:, None]
                 # a' h comes before its product with g: where a has underflowed to zero, g h may overflow
-                w = transition_slope(a, shift_rows(h, h0, row), EXTENDED) * g
+                w = a * shift_rows(h, h0, row) * g
                 dw += w * A_log2[None, :]
                 tl.store(sums + n * channels, dA + tl.sum(w * step, axis=0), mask=in_d)
                 dBC_t = sum_channels(g * x, h * dy, L >> (TAIL - part), BD)
@@ -202,7 +213,7 @@ def backward_kernel(
                     tl.store(dBC + n * 2 * L + packed_at, dBC_t, mask=packed_in)
                 else:
                     tl.store(dBC + (i * N + n) * 2 * L + dBC_at, dBC_t)
-                tl.store(carry + n * channels, take_row(a * g, row, 0), mask=in_d)
+                tl.store(carry + n * channels, take_row(advance(a, g, 0.0, EXTENDED), row, 0), mask=in_d)
             # loaded again: they, and even where they lie, would take the registers the loop above needs
             t = opaque(i) * L + row
             in_t = t < T
@@ -213,6 +224,10 @@ def backward_kernel(
                 z_t_ = load_tile(z + (at if ALIKE else offsets(z_d, z_t, d, t, Z_LIES)), inside, FULL)
                 dout_at = dout + (at if ALIKE else offsets(dout_d, dout_t, d, t, DOUT_LIES))
                 dout_t_ = load_tile(dout_at, inside, FULL)
+                if KEPT:
+                    y = load_tile(
+                        ungated + (at if ALIKE else offsets(du_d, du_t, d, t, DU_LIES)), inside, FULL
+                    )
             if (DELTA_LIES != 0) | (U_LIES != 0) | (DOUT_LIES != 0) | (Z_LIES != 0):
                 u_t_ += lanes_along_channels(A, d, t, A_n)
             du_at = at if ALIKE else offsets(du_d, du_t, d, t, DU_LIES)
@@ -227,139 +242,10 @@ def backward_kernel(
             store_tile(ddelta + du_at, dstep, inside, FULL)
             if HAS_Z:
                 gate = sigmoid(z_t_)
-                dz_t_ = dout_t_ * (y + D_d[None, :] * u_t_) * gate * (1.0 + z_t_ * (1.0 - gate))
+                if not KEPT:
+                    y += D_d[None, :] * u_t_
+                dz_t_ = dout_t_ * y * gate * (1.0 + z_t_ * (1.0 - gate))
                 store_tile(dz + du_at, dz_t_, inside, FULL)
             i -= 1
     tl.store(sums + N * channels, dD, mask=in_d)
     tl.store(sums + (N + 1) * channels, dbias, mask=in_d)
-
-
-@kernel
-def backward_segment_kernel(
-    delta, A, C, z, bias, dout, starts, products, channels, T, tiles, each, segments,
-    delta_b, delta_d, delta_t, z_b, z_d, z_t, dout_b, dout_d, dout_t, C_b, C_n, C_t, A_d, A_n,
-    N: tl.constexpr, BD: tl.constexpr, L: tl.constexpr, HAS_Z: tl.constexpr, HAS_BIAS: tl.constexpr,
-    SOFTPLUS: tl.constexpr, EXTENDED: tl.constexpr, FULL: tl.constexpr, ALIKE: tl.constexpr,
-    VECTOR: tl.constexpr, DELTA_LIES: tl.constexpr, Z_LIES: tl.constexpr, DOUT_LIES: tl.constexpr,
-):  # fmt: skip
-    """What every segment but the first does to a gradient q that enters it from behind: products q + starts.
-
-    The products are those of the forward; it has not taken the last segment's, so they are taken here.
-    """
-    if VECTOR:
-        T = by_eight(T)
-        if DELTA_LIES == 1:
-            delta_b, delta_d = by_eight(delta_b), by_eight(delta_d)
-        if Z_LIES == 1:
-            z_b, z_d = by_eight(z_b), by_eight(z_d)
-        if DOUT_LIES == 1:
-            dout_b, dout_d = by_eight(dout_b), by_eight(dout_d)
-    b = tl.program_id(1).to(tl.int64)
-    segment = b % (segments - 1) + 1
-    b = b // (segments - 1)
-    first = (segment * each).to(tl.int32)
-    stop = tl.minimum(first + each, tiles) - 1
-    d = tl.program_id(0) * BD + tl.arange(0, BD)
-    in_d = d < channels
-    row = tl.arange(0, L)[:, None]
-    rows = tl.arange(0, 2 * L) % L
-    delta += b * delta_b
-    z += b * z_b
-    dout += b * dout_b
-    C += b * C_b
-    starts += (b * segments + segment) * N * channels + d
-    products += (b * segments + segment) * N * channels + d
-    total = tl.zeros((BD,), tl.float32)
-    i = stop
-    while i >= first:
-        t = i * L + row
-        in_t = t < T
-        inside = in_t & in_d[None, :]
-        at = offsets(delta_d, delta_t, d, t, DELTA_LIES)
-        step = load_tile(delta + at, inside, FULL)
-        dy = load_tile(dout + (at if ALIKE else offsets(dout_d, dout_t, d, t, DOUT_LIES)), inside, FULL)
-        if HAS_Z:
-            z_t_ = load_tile(z + (at if ALIKE else offsets(z_d, z_t, d, t, Z_LIES)), inside, FULL)
-            dy *= z_t_ * sigmoid(z_t_)
-        if (DELTA_LIES != 0) | (DOUT_LIES != 0) | (Z_LIES != 0):
-            nothing = lanes_along_channels(A, d, t, A_n)
-            step += nothing
-            dy += nothing
-        if HAS_BIAS:
-            step += tl.load(bias + d, mask=in_d, other=0.0).to(tl.float32)[None, :]
-        if SOFTPLUS:
-            step = softplus(step)
-        if not FULL:
-            step = tl.where(in_t, step, 0.0)
-        total += tl.sum(step, axis=0)
-        again = in_d & (i < stop)
-        C_at = C + (i * L + rows) * C_t
-        in_C = i * L + rows < T
-        C_next = tl.load(C_at, mask=in_C, other=0.0).to(tl.float32)
-        A_next = tl.load(A + d * A_d, mask=in_d, other=0.0).to(tl.float32) * LOG2_E
-        q_next = tl.load(starts, mask=again, other=0.0)
-        for n in range(N):
-            A_log2, q = A_next, q_next
-            C_t_, _ = tl.split(tl.permute(tl.reshape(C_next, (2, L)), (1, 0)))
-            m = tl.minimum(n + 1, N - 1)
-            C_next = tl.load(C_at + m * C_n, mask=in_C, other=0.0).to(tl.float32)
-            A_next = tl.load(A + d * A_d + m * A_n, mask=in_d, other=0.0).to(tl.float32) * LOG2_E
-            q_next = tl.load(starts + m * channels, mask=again, other=0.0)
-            a = transition(step * A_log2[None, :], EXTENDED)
-            c = tl.flip(C_t_[:, None] * dy, 0)
-            a = tl.flip(a, 0)
-            _, g = scan_rows(shift_rows(a, tl.full((BD,), 1.0, tl.float32), row), c, q, row)
-            tl.store(starts + n * channels, take_row(a * g, row, L - 1), mask=in_d)
-            if EXTENDED:
-                if segment == segments - 1:
-                    product, _h = scan_rows(a, a, q, row)
-                    product = take_row(product, row, L - 1)
-                    product *= tl.load(products + n * channels, mask=again, other=1.0)
-                    tl.store(products + n * channels, product, mask=in_d)
-        i -= 1
-    if not EXTENDED:
-        if segment == segments - 1:
-            for n in range(N):
-                A_log2 = tl.load(A + d * A_d + n * A_n, mask=in_d, other=0.0).to(tl.float32) * LOG2_E
-                tl.store(products + n * channels, tl.exp2(A_log2 * total), mask=in_d)
-
-
-@kernel
-def reduce_kernel(
-    dBC, sums, dB, dC, dA, dD, dbias, blocks, batch, channels, T, tiles, rows, columns,
-    dB_b, dB_n, dB_t, dC_b, dC_n, dC_t,
-    N: tl.constexpr, BN: tl.constexpr, L: tl.constexpr, BR: tl.constexpr, BW: tl.constexpr,
-):  # fmt: skip
-    """The sums `backward_kernel` leaves: over sequences and segments, and for dB and dC over blocks."""
-    item = tl.program_id(0)
-    if item < columns:
-        column = item * BW + tl.arange(0, BW)
-        width = (N + 2) * channels
-        part = tl.zeros((BR, BW), tl.float32)
-        j = 0
-        while j < rows:
-            r = j + tl.arange(0, BR)[:, None]
-            at = sums + r.to(tl.int64) * width + column[None, :]
-            part += tl.load(at, mask=(r < rows) & (column < width)[None, :], other=0.0)
-            j += BR
-        total = tl.sum(part, axis=0)
-        n, d = column // channels, column % channels
-        tl.store(dA + d * N + n, total, mask=n < N)
-        tl.store(dD + d, total, mask=n == N)
-        tl.store(dbias + d, total, mask=n == N + 1)
-    else:
-        tile = (item - columns).to(tl.int64)
-        number = tl.arange(0, BN * 2 * L)
-        b, state, which = tile // tiles, number // (2 * L), number % (2 * L)
-        t = (tile % tiles) * L + which % L
-        inside = (state < N) & (t < T)  # half a tile leaves the rest of its place unwritten
-        at_tile = dBC + tile * N * 2 * L + number
-        block_sum = tl.zeros((BN * 2 * L,), tl.float32)
-        k = 0
-        while k < blocks:
-            block_sum += tl.load(at_tile, mask=inside, other=0.0)
-            at_tile += batch.to(tl.int64) * tiles * N * 2 * L
-            k += 1
-        at_B, at_C = b * dB_b + state * dB_n + t * dB_t, b * dC_b + state * dC_n + t * dC_t
-        tl.store(dB + at_B, block_sum.to(dB.dtype.element_ty), mask=inside & (which < L))
-        tl.store(dC + at_C, block_sum.to(dC.dtype.element_ty), mask=inside & (which >= L))

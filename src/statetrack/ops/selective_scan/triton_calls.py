@@ -1,189 +1,142 @@
-"""What the shapes and layouts of a scan's inputs decide: how the work is cut up, and the launches.
-
-A call object is made once per `layout` and then only started.
-"""
-
-import os
-from typing import Any, NamedTuple
+"""The launches of a scan. A call object is made once per `layout` of the inputs and then only started."""
 
 import torch
 from torch import Tensor
 
-from statetrack.ops.selective_scan.triton_backward import (
-    backward_kernel,
-    backward_segment_kernel,
-    reduce_kernel,
+from statetrack.ops.selective_scan.triton_backward import backward_kernel
+from statetrack.ops.selective_scan.triton_forward import forward_kernel, step_kernel
+from statetrack.ops.selective_scan.triton_order import order_kernel
+from statetrack.ops.selective_scan.triton_plan import (
+    INTERPRETED,
+    PAIRED,
+    Inputs,
+    alike,
+    all_in_pairs,
+    in_vectors,
+    is_filled,
+    is_ordered,
+    keeps_ungated,
+    lies,
+    saved_numbers,
+    sequences,
+    sizes_for,
 )
-from statetrack.ops.selective_scan.triton_forward import forward_kernel, forward_segment_kernel, step_kernel
-from statetrack.ops.selective_scan.triton_tiles import BY_CHANNEL, BY_NEITHER, BY_TIME
+from statetrack.ops.selective_scan.triton_reduce import reduce_kernel
+from statetrack.ops.selective_scan.triton_segments import backward_segment_kernel, forward_segment_kernel
+from statetrack.ops.selective_scan.triton_tiles import BY_CHANNEL
+from statetrack.ops.selective_scan.triton_walk import walk_kernel
 from statetrack.ops.triton_launch import Launcher
-from statetrack.ops.triton_sizes import block, processors
+from statetrack.ops.triton_sizes import block
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-# Steps and channels of a tile. The interpreter visits a tile's numbers one by one, so its tiles are small.
-L, BD = (4, 8) if INTERPRETED else (16, 32)
-# Programs every processor should get, of which it runs sixteen at once forward and eight backward; and the
-# fewest tiles worth a segment of their own.
-PROGRAMS = 16
-SHORTEST = 4
-# u, delta, A, B, C, D, z, bias, first state and cu_seqlens: tensors, or None for the last five
-Inputs = tuple[Any, ...]
+# Channels of a program that walks step by step; the most states it keeps of each; and the registers that let
+# a processor run twenty-three such programs.
+WALK_CHANNELS = 8 if INTERPRETED else 32
+WALK_STATES = 16
+WALK_REGISTERS = 88
+# With these a processor runs twelve programs of the backward that have two channels to a lane.
+BACKWARD_REGISTERS = 168
 
 
-class Sizes(NamedTuple):
-    blocks: int  # programs beside each other, along channels
-    tiles: int  # of L steps; if sequences are packed, those of the row they lie in
-    segments: int  # parts of time that run at once
-    each: int  # tiles of a segment
-    tail: int  # 1 if the last tile is half a one, or may be
+def _given(inputs: Inputs) -> tuple[bool, ...]:
+    """Whether there are D, z, a bias and a first state."""
+    return tuple([x is not None for x in inputs[5:9]])
 
 
-def sizes(batch: int, channels: int, T: int, processors: int) -> Sizes:
-    """How the work is cut up: along time only if sequences and channels leave processors idle.
-
-    A segment costs a further half pass forward and a quarter of a pass backward.
-    """
-    blocks, tiles = -(-channels // BD), -(-T // L)
-    segments = max(1, min(PROGRAMS * processors // (batch * blocks), tiles // SHORTEST))
-    each = -(-tiles // segments)
-    return Sizes(blocks, tiles, -(-tiles // each), each, int(0 < T % L <= L // 2))
+def _filled_up(inputs: Inputs, stand_in: Tensor) -> Inputs:
+    """The inputs with some tensor in the place of each that is missing: a kernel will not look at it."""
+    u, _, A, _, _, D, z, bias, state, cu_seqlens = inputs
+    D, z, bias = A if D is None else D, u if z is None else z, A if bias is None else bias
+    state, cu_seqlens = (stand_in if x is None else x for x in (state, cu_seqlens))
+    return *inputs[:5], D, z, bias, state, cu_seqlens
 
 
-def sizes_for(u: Tensor, cu_seqlens: Tensor | None = None) -> Sizes:
-    """Packed sequences run whole: one program walks along a sequence, however long, for BD channels."""
-    batch, channels, T = u.shape
-    if cu_seqlens is not None:
-        tiles = -(-T // L)
-        return Sizes(-(-channels // BD), tiles, 1, tiles, 1)
-    return sizes(batch, channels, T, processors(u.device))
-
-
-def sequences(u: Tensor, cu_seqlens: Tensor | None) -> int:
-    return u.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-
-
-def saved_numbers(u: Tensor, A: Tensor, cu_seqlens: Tensor | None, save: bool) -> int:
-    """Of the state before every tile but the first, and of what segments multiply a state by.
-
-    A packed sequence of T > 0 steps has (T - 1) // L such states; over all sequences of a row of R steps
-    these add up to at most R // L, wherever the sequences begin.
-    """
-    (batch, channels, T), N, size = u.shape, A.shape[1], sizes_for(u, cu_seqlens)
-    if not save:
-        states = sequences(u, cu_seqlens) * size.segments
-    else:
-        states = batch * (size.tiles - 1) if cu_seqlens is None else T // L
-    products = batch * size.segments if size.segments > 1 else 0
-    return (states + products) * channels * N
-
-
-def layout(inputs: Inputs) -> tuple:
-    """All that the calls below depend on: the shapes of u and A give those of the others."""
-    u, A, cu_seqlens = inputs[0], inputs[2], inputs[9]
-    return (
-        u.shape,
-        A.shape,
-        None if cu_seqlens is None else cu_seqlens.shape,
-        u.get_device(),
-        *[None if x is None else (x.stride(), x.dtype) for x in inputs],
-    )
-
-
-def _lies(x: Tensor) -> int:
-    _, d, t = x.stride()
-    return BY_CHANNEL if d == 1 else BY_TIME if t == 1 else BY_NEITHER
-
-
-def _alike(x: Tensor, *others: Tensor) -> bool:
-    strides = x.stride()
-    return all(y.stride() == strides for y in others)
-
-
-def _vectors(T: int, packed: bool, *tensors: Tensor) -> bool:
-    """Whether eight numbers along time can be loaded at once wherever time is innermost."""
-    if packed:  # a sequence may start at any step
-        return False
-    return T % 8 == 0 and not any(x.stride(0) % 8 or x.stride(1) % 8 for x in tensors if _lies(x) == BY_TIME)
-
-
-def _filled(full: bool, T: int, size: Sizes, packed: bool) -> bool:
-    """Whether every tile lies inside its sequence, and its block inside the channels (`full`)."""
-    return full and not packed and T % (L >> size.tail) == 0
+def _strides(x: Tensor | None) -> tuple[int, ...]:
+    return (0, 0, 0) if x is None else x.stride()
 
 
 class StepCall:
     """The launch for one step, as in decoding."""
 
     def __init__(self, inputs: Inputs, out: Tensor, softplus: bool, extended: bool):
-        u, delta, A, B, C, D, z, bias, state, _ = inputs
+        u, delta, A, B, C, _, z, _, state, _ = inputs
         (batch, channels, _), N, device = u.shape, A.shape[1], u.get_device()
         wide = 128 if N <= 16 else 32
-        gate = u if z is None else z
-        strides = [x.stride()[:2] for x in (u, delta, gate, out, B, C)]
-        strides += [A.stride(), (0, 0, 0) if state is None else state.stride()]
-        given = D is not None, z is not None, bias is not None, state is not None
+        strides = [x.stride()[:2] for x in (u, delta, u if z is None else z, out, B, C)]
+        strides += [A.stride(), _strides(state)]
         self.start = Launcher(
             step_kernel, device, (-(-channels // wide), batch),
             (channels, *(s for of_one in strides for s in of_one)),
-            (N, block(N, 1), wide, *given, softplus, extended),
+            (N, block(N, 1), wide, *_given(inputs), softplus, extended),
             warps=4,
         )  # fmt: skip
 
-    def run(self, inputs: Inputs, out: Tensor, last: Tensor) -> Tensor:
-        u, delta, A, B, C, D, z, bias, state, _ = inputs
-        self.start(
-            u, delta, A, B, C, A if D is None else D, u if z is None else z, A if bias is None else bias,
-            last if state is None else state, out, last,
-        )  # fmt: skip
+    def run(self, inputs: Inputs, out: Tensor, last: Tensor, _ungated: Tensor, _order: Tensor) -> Tensor:
+        self.start(*_filled_up(inputs, last)[:9], out, last)
         return last.new_empty(0)
 
 
 class ForwardCall:
-    """The launches for more steps: of the ends of segments, where time is cut, and of the whole."""
+    """The launches for more steps.
+
+    If sequences are packed, one puts them in order. Where time is cut, one finds the ends of segments. One
+    does the whole: step by step if that can be done, else in tiles.
+    """
 
     def __init__(self, inputs: Inputs, out: Tensor, softplus: bool, extended: bool, save: bool):
-        u, delta, A, B, C, D, z, bias, state, cu_seqlens = inputs
+        u, delta, A, B, C, _, z, bias, state, cu_seqlens = inputs
         (batch, channels, T), N, device = u.shape, A.shape[1], u.get_device()
-        size, packed = sizes_for(u, cu_seqlens), cu_seqlens is not None
+        gate = u if z is None else z
+        size, number, packed = sizes_for(u, cu_seqlens), sequences(u, cu_seqlens), cu_seqlens is not None
+        (L, BD), segmented, ordered = size.tile, size.segments > 1, is_ordered(cu_seqlens)
         self.saved = saved_numbers(u, A, cu_seqlens, save)
-        self.products = batch * size.segments * N * channels if size.segments > 1 else 0
-        full = channels % BD == 0
+        self.products = batch * size.segments * N * channels if segmented else 0
+        self.sort = Launcher(order_kernel, device, (-(-number // 16), 1), (number,), (16, 256), warps=4)
+        self.ordered = ordered
         self.segments = Launcher(
             forward_segment_kernel, device, (size.blocks, batch * (size.segments - 1)),
             (channels, T, size.each, size.segments, *u.stride(), *delta.stride(), *B.stride(), *A.stride()),
-            (N, BD, L, bias is not None, softplus, extended, full, _alike(u, delta),
-             _vectors(T, packed, u, delta), _lies(u), _lies(delta)),
+            (N, BD, L, bias is not None, softplus, extended, channels % BD == 0, alike(u, delta),
+             in_vectors(T, packed, u, delta), lies(u), lies(delta)),
             warps=1,
         )  # fmt: skip
-        gate = u if z is None else z
-        first = (0, 0, 0) if state is None else state.stride()
-        self.whole = Launcher(
-            forward_kernel, device, (size.blocks, sequences(u, cu_seqlens) * size.segments),
-            (channels, T, size.tiles, size.each, size.segments,
-             *u.stride(), *delta.stride(), *gate.stride(), *out.stride(), *B.stride(), *C.stride(),
-             *A.stride(), *first),
-            (N, BD, L, size.tail, D is not None, z is not None, bias is not None, state is not None, softplus,
-             extended, size.segments > 1, packed, save, _filled(full, T, size, packed),
-             _alike(u, delta, gate, out), _vectors(T, packed, u, delta, gate, out),
-             _lies(u), _lies(delta), _lies(gate), _lies(out)),
-            warps=1,
-        )  # fmt: skip
+        keep = save and keeps_ungated(u, z, cu_seqlens)
+        timed = u, delta, gate, out
+        self.walks = not segmented and N <= WALK_STATES and all(lies(x) == BY_CHANNEL for x in timed)
+        if self.walks:
+            self.whole = Launcher(
+                walk_kernel, device, (-(-channels // WALK_CHANNELS), number),
+                (channels, T, *[s for x in timed for s in (x.stride(0), x.stride(2))],
+                 *B.stride(), *C.stride(), *A.stride(), *_strides(state)),
+                (N, block(N, 1), WALK_CHANNELS, L, *_given(inputs), softplus, extended, packed, ordered, save,
+                 keep, alike(*timed)),
+                warps=1, registers=WALK_REGISTERS,
+            )  # fmt: skip
+        else:
+            self.whole = Launcher(
+                forward_kernel, device, (size.blocks, number * size.segments),
+                (channels, T, size.tiles, size.each, size.segments,
+                 *[s for x in timed for s in x.stride()], *B.stride(), *C.stride(), *A.stride(),
+                 *_strides(state)),
+                (N, BD, L, size.tail, *_given(inputs), softplus, extended, segmented, packed, ordered, save,
+                 keep, is_filled(channels, T, size, packed), alike(*timed), in_vectors(T, packed, *timed),
+                 all_in_pairs(size, *timed), *map(lies, timed)),
+                warps=1,
+            )  # fmt: skip
 
-    def run(self, inputs: Inputs, out: Tensor, last: Tensor) -> Tensor:
-        """Fills outputs and last states; returns what the backward starts from."""
-        u, delta, A, B, C, D, z, bias, state, cu_seqlens = inputs
+    def run(self, inputs: Inputs, out: Tensor, last: Tensor, ungated: Tensor, order: Tensor) -> Tensor:
+        """Fills outputs, last states, outputs before the gate and the order; returns the states to keep."""
         saved = last.new_empty(self.saved)
+        inputs = _filled_up(inputs, last)
+        u, delta, A, B, _, _, _, bias, _, cu_seqlens = inputs
+        if self.ordered:
+            self.sort(cu_seqlens, order)
         ends = products = saved
-        bias = A if bias is None else bias
         if self.products:
             products = saved[-self.products :]
             ends = torch.empty_like(products)
             self.segments(u, delta, A, B, bias, ends, products)
-        self.whole(
-            u, delta, A, B, C, A if D is None else D, u if z is None else z, bias,
-            last if state is None else state, last if cu_seqlens is None else cu_seqlens,
-            out, last, saved, ends, products,
-        )  # fmt: skip
+        between = () if self.walks else (ends, products)
+        self.whole(*inputs, order, out, last, saved, ungated, *between)
         return saved
 
 
@@ -191,51 +144,62 @@ class BackwardCall:
     """The launches of the backward: of the starts of segments, of the whole, and of sums over sequences."""
 
     def __init__(self, inputs: Inputs, dout: Tensor, dlast: Tensor | None, softplus: bool, extended: bool):
-        u, delta, A, B, C, D, z, bias, state, cu_seqlens = inputs
+        u, delta, A, B, C, _, z, bias, state, cu_seqlens = inputs
         du, dB, dC = (torch.empty_like(x, device="meta") for x in (u, B, C))  # for their layouts
         (batch, channels, T), N, device = u.shape, A.shape[1], u.get_device()
+        gate = u if z is None else z
         size, packed = sizes_for(u, cu_seqlens), cu_seqlens is not None
-        rows = sequences(u, cu_seqlens) * size.segments
+        (L, BD), rows = size.tile, sequences(u, cu_seqlens) * size.segments
         self.number, self.segmented = size.segments, size.segments > 1
         self.sums = rows, N + 2, channels
         self.dBC = size.blocks, batch, size.tiles, N, 2 * L
-        full = channels % BD == 0
-        gate = u if z is None else z
+        behind = delta, gate, dout
         self.segments = Launcher(
             backward_segment_kernel, device, (size.blocks, batch * (size.segments - 1)),
             (channels, T, size.tiles, size.each, size.segments,
-             *delta.stride(), *gate.stride(), *dout.stride(), *C.stride(), *A.stride()),
-            (N, BD, L, z is not None, bias is not None, softplus, extended, full and T % L == 0,
-             _alike(delta, gate, dout), _vectors(T, packed, delta, gate, dout),
-             _lies(delta), _lies(gate), _lies(dout)),
+             *[s for x in behind for s in x.stride()], *C.stride(), *A.stride()),
+            (N, BD, L, z is not None, bias is not None, softplus, extended,
+             channels % BD == 0 and T % L == 0, alike(*behind), in_vectors(T, packed, *behind),
+             *map(lies, behind)),
             warps=1,
         )  # fmt: skip
-        first, behind = ((0, 0, 0) if x is None else x.stride() for x in (state, dlast))
-        given = D is not None, z is not None, bias is not None, state is not None, dlast is not None
+        timed = u, delta, gate, dout, du
+        ordered, kept = is_ordered(cu_seqlens), keeps_ungated(u, z, cu_seqlens)
+        registers = BACKWARD_REGISTERS if size.tile == PAIRED else None
         self.whole = Launcher(
             backward_kernel, device, (size.blocks, rows),
             (batch, channels, T, size.tiles, size.each, size.segments,
-             *u.stride(), *delta.stride(), *gate.stride(), *dout.stride(), *du.stride(), *B.stride(),
-             *C.stride(), *A.stride(), *first, *behind),
-            (N, BD, L, size.tail, *given, softplus, extended, self.segmented, packed,
-             _filled(full, T, size, packed),
-             _alike(u, delta, gate, dout, du), _vectors(T, packed, u, delta, gate, dout, du),
-             _lies(u), _lies(delta), _lies(gate), _lies(dout), _lies(du)),
-            warps=1,
+             *[s for x in timed for s in x.stride()], *B.stride(), *C.stride(), *A.stride(),
+             *_strides(state), *_strides(dlast)),
+            (N, BD, L, size.tail, *_given(inputs), dlast is not None, softplus, extended, self.segmented,
+             packed, ordered, kept, is_filled(channels, T, size, packed), alike(*timed),
+             in_vectors(T, packed, *timed), all_in_pairs(size, *timed), *map(lies, timed)),
+            warps=1, registers=registers,
         )  # fmt: skip
-        columns = -(-(N + 2) * channels // 32)
+        # what a program of the last kernel adds: columns and rows of `sums`, or tiles of dBC
+        wide, high = (16, 256) if rows > 64 else (32, 32)
+        columns, BN = -(-(N + 2) * channels // wide), block(N, 1)
+        tiles = max(1, 1024 // (BN * 2 * L))
         self.reduce = Launcher(
-            reduce_kernel, device, (columns + batch * size.tiles, 1),
+            reduce_kernel, device, (columns + -(-batch * size.tiles // tiles), 1),
             (size.blocks, batch, channels, T, size.tiles, rows, columns, *dB.stride(), *dC.stride()),
-            (N, block(N, 1), L, 128 if rows > 32 else 32, 32),
+            (N, BN, L, high, wide, tiles, 4),
             warps=4,
         )  # fmt: skip
 
-    def run(self, inputs: Inputs, gradients: Inputs, saved: Tensor, dout: Tensor, dlast: Tensor | None):
+    def run(
+        self,
+        inputs: Inputs,
+        kept: tuple[Tensor, Tensor, Tensor],
+        gradients: Inputs,
+        dout: Tensor,
+        dlast: Tensor | None,
+    ) -> None:
         """Fills the gradients, the last of which are those of the states that enter segments."""
-        u, delta, A, B, C, D, z, bias, state, cu_seqlens = inputs
-        du, ddelta, dA, dB, dC, dD, dz, dbias, carry = gradients
-        z, bias = u if z is None else z, A if bias is None else bias
+        (saved, ungated, order), carry = kept, gradients[-1]
+        du, ddelta, dA, dB, dC, dD, dz, dbias, _ = gradients
+        inputs = _filled_up(inputs, carry)
+        _, delta, A, _, C, _, z, bias, _, _ = inputs
         sums, dBC = carry.new_empty(*self.sums), carry.new_empty(*self.dBC)
         starts = products = carry
         if self.segmented:
@@ -243,8 +207,7 @@ class BackwardCall:
             starts = torch.empty_like(carry)
             self.segments(delta, A, C, z, bias, dout, starts, products)
         self.whole(
-            u, delta, A, B, C, A if D is None else D, z, bias, carry if state is None else state,
-            carry if cu_seqlens is None else cu_seqlens, saved, dout, carry if dlast is None else dlast,
+            *inputs, order, saved, ungated, dout, carry if dlast is None else dlast,
             du, ddelta, dz, dBC, sums, carry, starts, products,
         )  # fmt: skip
         self.reduce(dBC, sums, dB, dC, dA, dD, dbias)

@@ -10,7 +10,9 @@ import triton.language as tl
 
 from statetrack.ops.selective_scan.triton_tiles import (
     LOG2_E,
+    advance,
     by_eight,
+    by_two,
     first_step,
     kernel,
     lanes_along_channels,
@@ -18,14 +20,15 @@ from statetrack.ops.selective_scan.triton_tiles import (
     offsets,
     opaque,
     packed_sequence,
-    scan_rows,
     sigmoid,
     softplus,
     split_rows,
     store_tile,
     take_row,
     transition,
+    transition_slope,
     two_rows,
+    walk_rows,
 )
 
 # A branch on a constant may not be joined to one on a number: the compiler drops only the former.
@@ -34,15 +37,16 @@ from statetrack.ops.selective_scan.triton_tiles import (
 
 @kernel
 def forward_kernel(
-    u, delta, A, B, C, D, z, bias, state, cu_seqlens, out, last, saved, ends, products,
+    u, delta, A, B, C, D, z, bias, state, cu_seqlens, order, out, last, saved, ungated, ends, products,
     channels, T, tiles, each, segments,
     u_b, u_d, u_t, delta_b, delta_d, delta_t, z_b, z_d, z_t, out_b, out_d, out_t,
     B_b, B_n, B_t, C_b, C_n, C_t, A_d, A_n, state_b, state_d, state_n,
     N: tl.constexpr, BD: tl.constexpr, L: tl.constexpr, TAIL: tl.constexpr, HAS_D: tl.constexpr,
     HAS_Z: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_STATE: tl.constexpr, SOFTPLUS: tl.constexpr,
-    EXTENDED: tl.constexpr, SEGMENTED: tl.constexpr, PACKED: tl.constexpr, SAVE: tl.constexpr,
-    FULL: tl.constexpr, ALIKE: tl.constexpr, VECTOR: tl.constexpr, U_LIES: tl.constexpr,
-    DELTA_LIES: tl.constexpr, Z_LIES: tl.constexpr, OUT_LIES: tl.constexpr,
+    EXTENDED: tl.constexpr, SEGMENTED: tl.constexpr, PACKED: tl.constexpr,
+    ORDERED: tl.constexpr, SAVE: tl.constexpr, KEEP: tl.constexpr, FULL: tl.constexpr, ALIKE: tl.constexpr,
+    VECTOR: tl.constexpr, PAIRS: tl.constexpr, U_LIES: tl.constexpr, DELTA_LIES: tl.constexpr,
+    Z_LIES: tl.constexpr, OUT_LIES: tl.constexpr,
 ):  # fmt: skip
     if VECTOR:
         T = by_eight(T)
@@ -54,7 +58,13 @@ def forward_kernel(
             z_b, z_d = by_eight(z_b), by_eight(z_d)
         if OUT_LIES == 1:
             out_b, out_d = by_eight(out_b), by_eight(out_d)
+    if PAIRS:
+        channels = by_two(channels)
+        u_b, u_t, delta_b, delta_t = by_two(u_b), by_two(u_t), by_two(delta_b), by_two(delta_t)
+        z_b, z_t, out_b, out_t = by_two(z_b), by_two(z_t), by_two(out_b), by_two(out_t)
     b = tl.program_id(1).to(tl.int64)
+    if ORDERED:
+        b = tl.load(order + tl.program_id(1)).to(tl.int64)
     place = b * N * channels  # of the one state a program keeps if the others are not saved
     d = tl.program_id(0) * BD + tl.arange(0, BD)
     in_d = d < channels
@@ -75,6 +85,7 @@ def forward_kernel(
     delta = first_step(delta, b, start, delta_b, delta_t, PACKED)
     z = first_step(z, b, start, z_b, z_t, PACKED)
     out = first_step(out, b, start, out_b, out_t, PACKED)
+    ungated = first_step(ungated, b, start, out_b, out_t, PACKED)
     B = first_step(B, b, start, B_b, B_t, PACKED)
     C = first_step(C, b, start, C_b, C_t, PACKED)
     state += b * state_b
@@ -101,7 +112,7 @@ def forward_kernel(
     for part in tl.static_range(1 + TAIL):  # pyright: ignore[reportGeneralTypeIssues]
         row = tl.arange(0, L >> part)[:, None]
         # 32 numbers with C's or more, or the compiler has every lane load all of them
-        rows = tl.arange(0, L)[:, None] % (L >> part)
+        rows = tl.arange(0, 16)[:, None] % (L >> part)
         while i < tl.minimum(stop, tiles - half + part):
             t = i * L + row
             in_t = t < T
@@ -149,89 +160,23 @@ def forward_kernel(
                 BC_next = load_tile(BC + m * BC_n, in_BC, FULL)
                 A_next = tl.load(A + d * A_d + m * A_n, mask=in_d, other=0.0).to(tl.float32) * LOG2_E
                 h_next = tl.load(enter + m * enter_n, mask=entered, other=0.0).to(tl.float32)
-                a = transition(step * A_log2[None, :], EXTENDED)
-                _, h = scan_rows(a, x * B_t_[:, None], h0, row)
+                a = transition_slope(step * A_log2[None, :], EXTENDED)
+                xB = x * B_t_[:, None]
+                h = walk_rows(a, tl.where(row == 0, advance(a, h0[None, :], xB, EXTENDED), xB), EXTENDED)
                 y += h * C_t_[:, None]
                 tl.store(leave + n * channels, take_row(h, row, (L >> part) - 1), mask=in_d)
             # where the results lie is computed here: it would take the registers the loop above needs
             t = opaque(i) * L + row
             inside = (t < T) & in_d[None, :]
             at = offsets(u_d, u_t, d, t, U_LIES)
+            out_at = at if ALIKE else offsets(out_d, out_t, d, t, OUT_LIES)
             if HAS_Z:
+                if KEEP:
+                    store_tile(ungated + out_at, y, inside, FULL)
                 z_t_ = load_tile(z + (at if ALIKE else offsets(z_d, z_t, d, t, Z_LIES)), inside, FULL)
                 y *= z_t_ * sigmoid(z_t_)
-            store_tile(out + (at if ALIKE else offsets(out_d, out_t, d, t, OUT_LIES)), y, inside, FULL)
+            store_tile(out + out_at, y, inside, FULL)
             i += 1
-
-
-@kernel
-def forward_segment_kernel(
-    u, delta, A, B, bias, ends, products, channels, T, each, segments,
-    u_b, u_d, u_t, delta_b, delta_d, delta_t, B_b, B_n, B_t, A_d, A_n,
-    N: tl.constexpr, BD: tl.constexpr, L: tl.constexpr, HAS_BIAS: tl.constexpr, SOFTPLUS: tl.constexpr,
-    EXTENDED: tl.constexpr, FULL: tl.constexpr, ALIKE: tl.constexpr, VECTOR: tl.constexpr,
-    U_LIES: tl.constexpr, DELTA_LIES: tl.constexpr,
-):  # fmt: skip
-    """What every segment but the last does to a state h: products h + ends."""
-    if VECTOR:
-        T = by_eight(T)
-        if U_LIES == 1:
-            u_b, u_d = by_eight(u_b), by_eight(u_d)
-        if DELTA_LIES == 1:
-            delta_b, delta_d = by_eight(delta_b), by_eight(delta_d)
-    b = tl.program_id(1).to(tl.int64)
-    segment = b % (segments - 1)
-    b = b // (segments - 1)
-    first = (segment * each).to(tl.int32)
-    d = tl.program_id(0) * BD + tl.arange(0, BD)
-    in_d = d < channels
-    row = tl.arange(0, L)[:, None]
-    rows = tl.arange(0, 2 * L) % L
-    u += b * u_b
-    delta += b * delta_b
-    B += b * B_b
-    ends += (b * segments + segment) * N * channels + d
-    products += (b * segments + segment) * N * channels + d
-    total = tl.zeros((BD,), tl.float32)
-    i = first
-    while i < first + each:
-        t = i * L + row
-        inside = (t < T) & in_d[None, :]
-        at = offsets(u_d, u_t, d, t, U_LIES)
-        step = load_tile(delta + (at if ALIKE else offsets(delta_d, delta_t, d, t, DELTA_LIES)), inside, FULL)
-        u_t_ = load_tile(u + at, inside, FULL)
-        if (DELTA_LIES != 0) | (U_LIES != 0):
-            step += lanes_along_channels(A, d, t, A_n)
-        if HAS_BIAS:
-            step += tl.load(bias + d, mask=in_d, other=0.0).to(tl.float32)[None, :]
-        if SOFTPLUS:
-            step = softplus(step)
-        x = step * u_t_
-        total += tl.sum(step, axis=0)
-        again = in_d & (i > first)
-        B_at = B + (i * L + rows) * B_t
-        B_next = tl.load(B_at).to(tl.float32)
-        A_next = tl.load(A + d * A_d, mask=in_d, other=0.0).to(tl.float32) * LOG2_E
-        h_next = tl.load(ends, mask=again, other=0.0)
-        for n in range(N):
-            A_log2, h0 = A_next, h_next
-            B_t_, _ = tl.split(tl.permute(tl.reshape(B_next, (2, L)), (1, 0)))
-            m = tl.minimum(n + 1, N - 1)
-            B_next = tl.load(B_at + m * B_n).to(tl.float32)
-            A_next = tl.load(A + d * A_d + m * A_n, mask=in_d, other=0.0).to(tl.float32) * LOG2_E
-            h_next = tl.load(ends + m * channels, mask=again, other=0.0)
-            a = transition(step * A_log2[None, :], EXTENDED)
-            product, h = scan_rows(a, x * B_t_[:, None], h0, row)
-            tl.store(ends + n * channels, take_row(h, row, L - 1), mask=in_d)
-            if EXTENDED:
-                product = take_row(product, row, L - 1)
-                product *= tl.load(products + n * channels, mask=again, other=1.0)
-                tl.store(products + n * channels, product, mask=in_d)
-        i += 1
-    if not EXTENDED:
-        for n in range(N):
-            A_log2 = tl.load(A + d * A_d + n * A_n, mask=in_d, other=0.0).to(tl.float32) * LOG2_E
-            tl.store(products + n * channels, tl.exp2(A_log2 * total), mask=in_d)
 
 
 @kernel

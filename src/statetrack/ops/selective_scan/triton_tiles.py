@@ -24,7 +24,7 @@ BY_CHANNEL, BY_TIME, BY_NEITHER = 0, 1, 2
 
 # Integers the compiler must not look at. It would use their divisibility to load several neighbouring
 # channels per thread and move steps to other lanes; it also keeps the number of compiled variants down.
-RUNTIME = ["batch", "channels", "T", "tiles", "each", "segments", "blocks", "rows", "columns"]
+RUNTIME = ["batch", "channels", "T", "tiles", "each", "segments", "blocks", "rows", "columns", "number"]
 RUNTIME += [f"{x}_{i}" for x in ("u", "delta", "z", "out", "dout", "du") for i in "bdt"]
 RUNTIME += [f"{x}_{i}" for x in ("B", "C", "dB", "dC") for i in "bnt"]
 RUNTIME += [f"{x}_{i}" for x in ("state", "last", "dlast") for i in "bdn"] + ["A_d", "A_n"]
@@ -46,6 +46,30 @@ def _compose(a1, x1, a2, x2):
 def scan_rows(a, x, first, row):
     """h_t = a_t h_{t-1} + x_t down the rows, with `first` before row 0; and the products of the a."""
     return tl.associative_scan((a, tl.where(row == 0, a * first[None, :] + x, x)), 0, _compose)
+
+
+@triton.jit
+def _compose_shifted(a1, x1, a2, x2):
+    return (a1 - 1.0) * (a2 - 1.0) + 1.0, a2 * x1 + (x2 - x1)
+
+
+@triton.jit
+def walk_rows(a, x, EXTENDED: tl.constexpr):
+    """h_t = a_t h_{t-1} + x_t down the rows, h = x in row 0. EXTENDED: `a` is a_t + 1, 2 exp(delta A)."""
+    if EXTENDED:
+        _, h = tl.associative_scan((a, x), 0, _compose_shifted)
+    else:
+        _, h = tl.associative_scan((a, x), 0, _compose)
+    return h
+
+
+@triton.jit
+def advance(a, h, x, EXTENDED: tl.constexpr):
+    """One step, a h + x; `a` as in `walk_rows`."""
+    if EXTENDED:
+        return a * h + (x - h)
+    else:
+        return a * h + x
 
 
 @triton.jit
@@ -94,9 +118,9 @@ def sum_channels(x, y, L: tl.constexpr, BD: tl.constexpr):
     """
     tl.static_assert(L <= 16)
     W: tl.constexpr = min(BD, 32)  # pyright: ignore[reportArgumentType, reportAssignmentType]
-    if BD > W:
-        x = tl.sum(tl.reshape(x, (L, BD // W, W)), axis=1)
-        y = tl.sum(tl.reshape(y, (L, BD // W, W)), axis=1)
+    if BD > W:  # a lane has neighbouring channels
+        x = tl.sum(tl.reshape(x, (L, W, BD // W)), axis=2)
+        y = tl.sum(tl.reshape(y, (L, W, BD // W)), axis=2)
     lane = tl.arange(0, W)
     sums = _fold(x, y, lane, L, W, W // 2)
     if L >= 2:
@@ -157,18 +181,24 @@ def transition(exponent, EXTENDED: tl.constexpr):
 
 
 @triton.jit
-def transition_slope(a, h, EXTENDED: tl.constexpr):
-    """The derivative of a in delta A, times h: a h, or (a + 1) h, which saves keeping the exponential."""
+def transition_slope(exponent, EXTENDED: tl.constexpr):
+    """The derivative of a in delta A: exp(delta A) or 2 exp(delta A), from delta A in base two."""
     if EXTENDED:
-        return a * h + h
+        return tl.exp2(exponent + 1.0)
     else:
-        return a * h
+        return tl.exp2(exponent)
 
 
 @triton.jit
 def by_eight(x):
     """x, a multiple of eight, so that the compiler knows it is one and loads 16 bytes at once."""
     return (x // 8) * 8
+
+
+@triton.jit
+def by_two(x):
+    """x, an even number, so that the compiler knows it is one and loads two channels at once."""
+    return (x // 2) * 2
 
 
 @triton.jit
@@ -242,5 +272,6 @@ def split_rows(pair, L: tl.constexpr):
     if pair.shape[0] == L:
         return tl.split(pair)
     else:
-        once, _ = tl.split(tl.permute(tl.reshape(pair, (2, L, 2)), (1, 2, 0)))
-        return tl.split(once)
+        copies = tl.reshape(pair, (2, pair.shape[0] // 2, 2))
+        once, _ = tl.split(tl.permute(copies, (1, 2, 0)))
+        return split_rows(once, L)
