@@ -119,22 +119,6 @@ def test_gradients_of_q_and_k_apart(given_inputs, options, device, monkeypatch):
     forget()
 
 
-@pytest.mark.parametrize("bounds", [None, [0, 0, 33, 70]])
-@pytest.mark.parametrize(("n", "state", "scale"), [(1, False, None), (2, True, 0.7), (1, True, 9.0)])
-def test_narrow_heads_of_many_sequences(n, state, scale, bounds, device, monkeypatch):
-    """Normalised keys and no gate: kernels of their own, unless the scale is out of bounds."""
-    forget()
-    monkeypatch.setattr(triton_plan, "FUSED", 0)
-    monkeypatch.setattr(triton_plan, "MULTIPROCESSORS", 0)
-    inputs = random_inputs(B=1, T=70, H=2, K=20, V=24, n=n, state=state, sequences=3 if bounds else 1)
-    options = {"householders": n, "use_qk_l2norm_in_kernel": True, "scale": scale}
-    if bounds:
-        options["cu_seqlens"] = torch.tensor(bounds, device=device)
-    inputs["v"] *= 1e-3  # shrunk and grown again on the way
-    compare(inputs, device, **options)
-    forget()
-
-
 @pytest.mark.parametrize("low", [0.0, 1.5])
 def test_beta_at_its_ends_and_repeated_keys(low, family, device):
     inputs = random_inputs(B=1, T=40, H=1, K=8, V=4, beta=(low, 2.0))

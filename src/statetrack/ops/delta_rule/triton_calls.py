@@ -8,20 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from statetrack.ops.delta_rule.triton_back_kernels import fused_back_kernel
 from statetrack.ops.delta_rule.triton_chunk_back_kernels import (
     gradients_kernel,
     prepare_back_kernel,
     sweep_back_kernel,
 )
 from statetrack.ops.delta_rule.triton_chunk_kernels import outputs_kernel, prepare_kernel, sweep_kernel
-from statetrack.ops.delta_rule.triton_kernels import fused_kernel
-from statetrack.ops.delta_rule.triton_narrow_kernels import (
-    prepare_narrow_kernel,
-    sweep_back_narrow_kernel,
-    sweep_narrow_kernel,
-)
-from statetrack.ops.delta_rule.triton_plan import Plan, constants, make_plan, unrolled
+from statetrack.ops.delta_rule.triton_kernels import fused_back_kernel, fused_kernel
+from statetrack.ops.delta_rule.triton_plan import Plan, constants, make_plan
 from statetrack.ops.triton_launch import Launcher
 
 _KERNELS = {
@@ -34,9 +28,6 @@ _KERNELS = {
     "sweep_back": sweep_back_kernel,
     "gradients": gradients_kernel,
     "gradients_apart": gradients_kernel,
-    "prepare_narrow": prepare_narrow_kernel,
-    "sweep_narrow": sweep_narrow_kernel,
-    "sweep_back_narrow": sweep_back_narrow_kernel,
 }
 Room = tuple[tuple[int, ...], torch.dtype]  # shape and dtype of a tensor to be filled
 
@@ -80,7 +71,7 @@ class Case:
             return [*results, A, M, norms, E, states if save else ((0, H, K, V), plan.dtype)]
         if not save:
             return results
-        X, norms = (B, self.steps, H, plan.C), (B, self.steps, H, 2 if plan.split else 3)
+        X, norms = (B, self.steps, H, plan.C), (B, self.steps, H, 2)
         return [*results, (X, torch.float32), (norms, torch.float32), E]
 
 
@@ -101,16 +92,7 @@ class _Call:
         known = constants(self.plan, name, kernel.arg_names, shape, self.flags | flags)
         numbers = (case.T, case.H, self.scale) if scaled else (case.T, case.H)
         launch = getattr(self.plan, name)
-        return Launcher(kernel, case.device, grid, numbers, known, launch.warps)
-
-    def family(self) -> tuple[bool, str]:
-        """Whether kernels of chunks take a gate (those for narrow heads do not), and how their names end.
-
-        Those make unit keys and, with the scale, queries that must fit float16.
-        """
-        narrow = self.plan.sweep_narrow is not None and self.flags["L2NORM"] and not self.case.gated
-        narrow = narrow and 0.01 <= self.scale <= 8
-        return not narrow, "_narrow" if narrow else ""
+        return Launcher(kernel, case.device, grid, numbers, known, launch.warps, launch.registers)
 
     def sweep_grid(self, name: str) -> tuple[int, int]:
         slices = -(-self.case.V // getattr(self.plan, name).slice)
@@ -123,7 +105,7 @@ class FusedForward(_Call):
     def __init__(self, case: Case, save: bool, want_final: bool, scale: float, l2norm: bool, sigmoid: float):
         super().__init__(case, scale, l2norm, sigmoid)
         self.room = case.room(save, want_final)
-        flags = {"SAVE": save, "FINAL": want_final} | unrolled(case.steps, case.n, case.packed)
+        flags = {"SAVE": save, "FINAL": want_final}
         self.fused = self.launch("fused", (case.sequences * case.H, 1), scaled=True, **flags)
 
     def run(self, q, k, v, beta, gate, state, tables, out, final, kept) -> None:
@@ -136,8 +118,7 @@ class FusedBackward(_Call):
     def __init__(self, case: Case, dfinal: bool, scale: float, l2norm: bool, sigmoid: float):
         super().__init__(case, scale, l2norm, sigmoid)
         grid = case.sequences * case.H, 1
-        flags = {"FINAL": dfinal} | unrolled(case.steps, case.n, case.packed)
-        self.fused_back = self.launch("fused_back", grid, scaled=True, **flags)
+        self.fused_back = self.launch("fused_back", grid, scaled=True, FINAL=dfinal)
 
     def run(self, q, k, beta, gate, state, tables, kept, dout, dfinal, dq, dk, dv, dbeta, dg, dstate) -> None:
         X, norms, U = kept
@@ -153,19 +134,17 @@ class ChunkedForward(_Call):
         self.room, apart = case.room(save, want_final), case.plan.outputs is not None
         flags = {"STATE": case.stateful, "SAVE": save or apart, "FINAL": want_final, "READ": not apart}
         chunks = case.chunks, case.H
-        self.gated, kind = self.family()
-        self.prepare = self.launch(f"prepare{kind}", chunks, scaled=True)
-        self.sweep = self.launch(f"sweep{kind}", self.sweep_grid(f"sweep{kind}"), **flags)
+        self.prepare = self.launch("prepare", chunks, scaled=True)
+        self.sweep = self.launch("sweep", self.sweep_grid("sweep"), **flags)
         self.outputs = self.launch("outputs", chunks) if apart else None
 
     def run(self, q, k, v, beta, gate, state, tables, out, final, kept) -> None:
         A, M, norms, E, states = kept
         table, first_chunk, bounds = tables or (A, A, A)
         first, final = A if state is None else state, A if final is None else final
-        gates = (gate,) if self.gated else ()
-        self.prepare(q, k, beta, *gates, A, M, norms, table)
+        self.prepare(q, k, beta, gate, A, M, norms, table)
         self.sweep(
-            q, k, v, beta, *gates, first, A, M, norms, out, E, states, final, bounds, first_chunk
+            q, k, v, beta, gate, first, A, M, norms, out, E, states, final, bounds, first_chunk
         )  # fmt: skip
         if self.outputs is not None:
             self.outputs(q, beta, gate, M, norms, E, states, out, table)
@@ -177,8 +156,7 @@ class ChunkedBackward(_Call):
         chunks, prepared = (case.chunks, case.H), case.plan.prepare_back is not None
         flags = {"FINAL": dfinal, "DSTATE": case.stateful, "PREPARED": prepared}
         self.prepare_back = self.launch("prepare_back", chunks) if prepared else None
-        self.gated, kind = self.family()
-        self.sweep_back = self.launch(f"sweep_back{kind}", self.sweep_grid(f"sweep_back{kind}"), **flags)
+        self.sweep_back = self.launch("sweep_back", self.sweep_grid("sweep_back"), **flags)
         self.gradients = [self.launch("gradients", chunks, DQ=True, DK=True)]
         if case.plan.gradients_apart is not None and not case.gated:
             halves = (True, False), (False, True)
@@ -191,9 +169,8 @@ class ChunkedBackward(_Call):
         dstates = torch.empty_like(states)
         if self.prepare_back is not None:
             self.prepare_back(q, gate, M, norms, dout, dv, dstates, table)
-        gates = (gate,) if self.gated else ()
         self.sweep_back(
-            q, k, beta, *gates, A, M, norms, dout, last, dv, dstates, dstate, bounds, first_chunk
+            q, k, beta, gate, A, M, norms, dout, last, dv, dstates, dstate, bounds, first_chunk
         )  # fmt: skip
         dM = torch.empty_like(M) if len(self.gradients) == 2 else M  # from the first to the second
         for launch in self.gradients:

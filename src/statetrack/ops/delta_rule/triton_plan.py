@@ -11,7 +11,6 @@ from statetrack.ops.triton_sizes import block
 
 WIDEST = 256  # the widest head: a state of 256 rows is the most that stays in registers
 FUSED = 128  # the longest sequence, in steps, that one program does on its own
-UNROLLED = 3  # the most chunks that such a program does without a loop
 MULTIPROCESSORS = 132
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # where bfloat16 arithmetic is wrong
 
@@ -20,6 +19,7 @@ class Launch(NamedTuple):
     warps: int
     slice: int = 0  # columns of k (prepare) or v (the others) that a program takes at a time
     stages: int = 1  # of loads in flight
+    registers: int | None = None  # the most a thread may have
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,6 @@ class Plan:
     prepare_back: Launch | None = None  # None: `sweep_back` does that work
     gradients: Launch | None = None
     gradients_apart: Launch | None = None  # without a gate: once for dq and once for dk
-    prepare_narrow: Launch | None = None  # for normalised keys without a gate, in place of the above
-    sweep_narrow: Launch | None = None
-    sweep_back_narrow: Launch | None = None
     out: str = "bf16x3"  # how float32 products are made that nothing is carried on from
 
     @property
@@ -59,14 +56,16 @@ def make_plan(
     64 columns meets 64 rows: chunks of 32 for narrow heads, and slices of 64 in chunks of 64 only.
     """
     BK, BV, split = block(K), block(V), dtype == torch.bfloat16
-    wide = max(BK, BV)
+    wide, narrow = max(BK, BV), min(BK, BV) < 64
     if plain and steps <= FUSED and wide <= 32:
-        return Plan(16, split, Launch(1), Launch(1))
+        # at 128 registers sixteen programs fit a multiprocessor: only worth it where there are as many
+        many = split and programs > 12 * MULTIPROCESSORS
+        return Plan(16, split, Launch(1, registers=128 if many else None), Launch(1))
     plain = plain and not packed
     if not split:
         C = 32 if wide <= 64 else 16
     else:
-        C = 32 if min(BK, BV) < 64 or wide > 128 else 64
+        C = 32 if narrow or wide > 128 else 64
     # more programs where there are fewer sequences than multiprocessors
     sweep = 16
     if split and BV >= 64 and programs * (BV // 32) >= MULTIPROCESSORS:
@@ -77,13 +76,9 @@ def make_plan(
     if plain and not split and wide <= 32:
         gradients = 1  # spills, and is 7 % faster than two
     slices = min(BV, 64 if C == 64 else 32 if split or (plain and wide <= 32) else 16)
-    narrow = not split and wide <= 32 and not alone
     return Plan(
         C,
         split,
-        prepare_narrow=Launch(1) if narrow else None,
-        sweep_narrow=Launch(1, 16, 2) if narrow else None,
-        sweep_back_narrow=Launch(2, 16, 2) if narrow else None,
         prepare=Launch(4 if wide > 32 else 1 if plain else 2, min(BK, 64 if split else 32)),
         sweep=Launch(warps, sweep, 2 if sweep == 16 else 1),
         sweep_back=Launch(warps, sweep, 2 if sweep == 16 else 1),
@@ -93,16 +88,6 @@ def make_plan(
         # eight would share 64 rows in pairs, and Triton then moves sums between layouts at every product
         gradients_apart=Launch(4, slices, 2 if BK == BV == 128 else 1) if C == 64 else None,
     )
-
-
-def unrolled(steps: int, householders: int, packed: bool) -> dict[str, int]:
-    """How a program for short sequences is unrolled: into how many chunks (none if there is a loop).
-
-    And whether the first step comes before them on its own, because it would make one more of 16 rows.
-    """
-    lead = int(householders == 1 and steps % 16 == 1 and steps > 1)
-    chunks = (steps - lead + 15) // 16
-    return {"CHUNKS": 0, "LEAD": 0} if packed or chunks > UNROLLED else {"CHUNKS": chunks, "LEAD": lead}
 
 
 def constants(
