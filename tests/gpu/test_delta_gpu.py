@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from delta_inputs import OPTIONS, random_inputs, run
+from delta_inputs import OPTIONS, SPREAD, largest_error, random_inputs, run
 
 from statetrack.ops import delta_rule
 
@@ -41,6 +41,18 @@ def test_matches_chunked_in_float64(shape, dtype):
     limit = {torch.float32: 5e-5, torch.float16: 3e-3, torch.bfloat16: 1.5e-2}[dtype]
     for name, value in expected.items():
         assert relative(actual[name], value) < limit, name
+
+
+@pytest.mark.parametrize("l2norm", [False, True])
+@pytest.mark.parametrize(("change", "answer_only"), SPREAD)
+def test_sizes_far_apart(change, answer_only, l2norm):
+    """Products of rounded parts must not lose the range of float32."""
+    options = {"use_qk_l2norm_in_kernel": l2norm, "answer_only": answer_only}
+    for shape in ((3, 40, 2, 32, 32), (3, 100, 2, 32, 32), (2, 200, 2, 32, 32), (70, 200, 2, 32, 32)):
+        inputs = on_gpu(random_inputs(*shape))
+        change(inputs)
+        actual, expected = run(inputs, "triton", torch.float32, **options), run(inputs, "chunked", **options)
+        assert largest_error(actual, expected) < 1e-4, shape
 
 
 @pytest.mark.parametrize("bounds", [None, [0, 0, 5, 150]])

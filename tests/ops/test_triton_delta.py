@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from delta_inputs import OPTIONS, assert_same, random_inputs, run
+from delta_inputs import OPTIONS, SPREAD, assert_same, largest_error, random_inputs, run
 
 from statetrack.errors import UserError
 from statetrack.ops import delta_rule
@@ -63,6 +63,16 @@ def test_float16(T, family, device):
 def test_the_longest_sequences_of_one_program(T, n, K, V, device):
     inputs = random_inputs(B=1, T=T, H=2, K=K, V=V, n=n)
     compare(inputs, device, householders=n, use_qk_l2norm_in_kernel=True)
+
+
+@pytest.mark.parametrize("l2norm", [False, True])
+@pytest.mark.parametrize(("change", "answer_only"), SPREAD)
+def test_sizes_far_apart(change, answer_only, l2norm, family, device):
+    inputs = {name: x.to(device) for name, x in random_inputs(B=1, T=75, H=1, K=8, V=8).items()}
+    change(inputs)
+    options = {"use_qk_l2norm_in_kernel": l2norm, "answer_only": answer_only}
+    actual, expected = run(inputs, "triton", torch.float32, **options), run(inputs, "reference", **options)
+    assert largest_error(actual, expected) < 1e-5
 
 
 @pytest.mark.parametrize("max_seqlen", [37, 128, 129])

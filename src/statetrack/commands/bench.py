@@ -19,7 +19,9 @@ from statetrack.files import write_json
 from statetrack.run import processor
 from statetrack.training.loop import resolve_device
 
-PEERS = ("transformers", "mambapy", "triton", "flash-linear-attention", "mamba-ssm")
+# what numbers depend on, by the name of its module
+PEERS = {"transformers": "transformers", "mambapy": "mambapy", "triton": "triton"}
+PEERS |= {"flash-linear-attention": "fla", "mamba-ssm": "mamba_ssm"}
 
 
 @dataclass(frozen=True)
@@ -83,10 +85,9 @@ def machine() -> dict[str, str]:
     found = {"cpu": processor(), "python": platform.python_version(), "torch": torch.__version__}
     if torch.cuda.is_available():
         found["gpu"] = torch.cuda.get_device_name()
-    for package in PEERS:
+    for package, module in PEERS.items():
         try:
             found[package] = version(package)
         except PackageNotFoundError:
-            there = find_spec(package.replace("-", "_"))
-            found[package] = "from source" if there else "not installed"
+            found[package] = "from source" if find_spec(module) else "not installed"
     return found | {"date": datetime.date.today().isoformat()}

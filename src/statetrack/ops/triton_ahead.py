@@ -34,9 +34,12 @@ def compile_ahead(work: Callable[[], Any]) -> None:
 
     Whatever the kernels would have filled holds anything. So `work` may compute with it, but neither index by
     it nor look at it, and must change nothing that stays. A kernel that cannot be compiled is no error here:
-    it is when it is launched. Where kernels are interpreted, or in a recording, nothing is done.
+    it is when it is launched. Nothing is done where kernels are interpreted, in a recording, and where
+    PyTorch looks for NaN in gradients.
     """
     if ahead.get() is not None or _compiling_in_threads is None or knobs.runtime.interpret:
+        return
+    if torch.is_anomaly_enabled():
         return
     if not torch.cuda.is_current_stream_capturing():
         copy_context().run(_compile, work)  # what is set in a copy is gone after it, however it ends

@@ -121,7 +121,7 @@ class TrainingStep:
 
         arguments = self._arguments(batch)
         copies = {} if self.half_weights is None else self.half_weights.of
-        weights = [copies.get(p, p) for p in self.state.model.parameters()]
+        weights = [copies.get(p, p) for p in self.state.model.parameters() if p.requires_grad]
         compile_ahead(lambda: torch.autograd.grad(self._loss(*arguments), weights, allow_unused=True))
 
     def _loss(self, inputs: Tensor, options: dict[str, Any], targets: Tensor) -> Tensor:
