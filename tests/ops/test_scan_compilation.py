@@ -51,7 +51,7 @@ def usage(compiled):
 
 for name, dtype, constants in json.loads(sys.argv[1]):
     options = {"num_warps": 4 if name in ("step_kernel", "reduce_kernel", "order_kernel") else 1}
-    if name == "walk_kernel":
+    if name == "stepwise_kernel":
         options["maxnreg"] = triton_calls.WALK_REGISTERS
         constants["BD"] = triton_calls.WALK_CHANNELS
     if name == "backward_kernel" and constants["KEPT"]:
@@ -110,10 +110,14 @@ VARIANTS = [
     ("backward_kernel", "fp32", USUAL | BY_TIME | PACKED),
     ("backward_segment_kernel", "bf16", USUAL | BY_TIME),
     ("backward_segment_kernel", "bf16", USUAL | LAYER | UNUSUAL),
-    ("walk_kernel", "bf16", USUAL | PAIRS | PACKED),
-    ("walk_kernel", "bf16", USUAL | PAIRS | PACKED | {"EXTENDED": True, "ALIKE": False, "HAS_STATE": True}),
-    ("walk_kernel", "fp32", USUAL | PAIRS | {"EXTENDED": True}),
-    ("walk_kernel", "bf16", USUAL | PAIRS | PACKED | {"N": 5, "BN": 8}),
+    ("stepwise_kernel", "bf16", USUAL | PAIRS | PACKED),
+    (
+        "stepwise_kernel",
+        "bf16",
+        USUAL | PAIRS | PACKED | {"EXTENDED": True, "ALIKE": False, "HAS_STATE": True},
+    ),
+    ("stepwise_kernel", "fp32", USUAL | PAIRS | {"EXTENDED": True}),
+    ("stepwise_kernel", "bf16", USUAL | PAIRS | PACKED | {"N": 5, "BN": 8}),
     ("order_kernel", "fp32", {"BI": 16, "BJ": 256, "PACKED": True}),
     ("reduce_kernel", "bf16", USUAL | REDUCE),
     ("step_kernel", "bf16", USUAL | {"HAS_STATE": True, "BD": 128}),

@@ -19,7 +19,7 @@ from statetrack.files import write_json
 from statetrack.run import processor
 from statetrack.training.loop import resolve_device
 
-# what numbers depend on, by the name of its module
+# what numbers depend on: the package as it is installed, and the module it brings
 PEERS = {"transformers": "transformers", "mambapy": "mambapy", "triton": "triton"}
 PEERS |= {"flash-linear-attention": "fla", "mamba-ssm": "mamba_ssm"}
 

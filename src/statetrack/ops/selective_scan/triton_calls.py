@@ -24,7 +24,7 @@ from statetrack.ops.selective_scan.triton_plan import (
 from statetrack.ops.selective_scan.triton_reduce import reduce_kernel
 from statetrack.ops.selective_scan.triton_segments import backward_segment_kernel, forward_segment_kernel
 from statetrack.ops.selective_scan.triton_tiles import BY_CHANNEL
-from statetrack.ops.selective_scan.triton_walk import walk_kernel
+from statetrack.ops.selective_scan.triton_walk import stepwise_kernel
 from statetrack.ops.triton_launch import Launcher
 from statetrack.ops.triton_sizes import block
 
@@ -104,7 +104,7 @@ class ForwardCall:
         self.walks = not segmented and N <= WALK_STATES and all(lies(x) == BY_CHANNEL for x in timed)
         if self.walks:
             self.whole = Launcher(
-                walk_kernel, device, (-(-channels // WALK_CHANNELS), number),
+                stepwise_kernel, device, (-(-channels // WALK_CHANNELS), number),
                 (channels, T, *[s for x in timed for s in (x.stride(0), x.stride(2))],
                  *B.stride(), *C.stride(), *A.stride(), *_strides(state)),
                 (N, block(N, 1), WALK_CHANNELS, L, *_given(inputs), softplus, extended, packed, ordered, save,

@@ -32,7 +32,7 @@ def _load(pointers, mask):
 
 
 @kernel
-def walk_kernel(
+def stepwise_kernel(
     u, delta, A, B, C, D, z, bias, state, cu_seqlens, order, out, last, saved, ungated, channels, T,
     u_b, u_t, delta_b, delta_t, z_b, z_t, out_b, out_t,
     B_b, B_n, B_t, C_b, C_n, C_t, A_d, A_n, state_b, state_d, state_n,
