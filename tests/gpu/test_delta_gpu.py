@@ -18,6 +18,7 @@ SHAPES = [
     (1, 130, 1, 256, 256),
     (500, 39, 4, 32, 32),
     (3, 128, 2, 24, 32),
+    (5, 33, 2, 32, 32),
 ]
 
 
@@ -48,7 +49,13 @@ def test_matches_chunked_in_float64(shape, dtype):
 def test_sizes_far_apart(change, answer_only, l2norm):
     """Products of rounded parts must not lose the range of float32."""
     options = {"use_qk_l2norm_in_kernel": l2norm, "answer_only": answer_only}
-    for shape in ((3, 40, 2, 32, 32), (3, 100, 2, 32, 32), (2, 200, 2, 32, 32), (70, 200, 2, 32, 32)):
+    for shape in (
+        (3, 33, 2, 32, 32),
+        (3, 40, 2, 32, 32),
+        (3, 100, 2, 32, 32),
+        (2, 200, 2, 32, 32),
+        (70, 200, 2, 32, 32),
+    ):
         inputs = on_gpu(random_inputs(*shape))
         change(inputs)
         actual, expected = run(inputs, "triton", torch.float32, **options), run(inputs, "chunked", **options)

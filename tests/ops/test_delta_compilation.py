@@ -6,17 +6,18 @@ import pytest
 import torch
 from sm90 import assert_fits, compile_sm90
 
-from statetrack.ops.delta_rule.triton_plan import constants, make_plan
+from statetrack.ops.delta_rule.triton_plan import constants, make_plan, unrolled
 
 PACKAGE = "statetrack.ops.delta_rule"
-FUSED = f"{PACKAGE}.triton_kernels"
+FUSED, FUSED_BACK = f"{PACKAGE}.triton_kernels", f"{PACKAGE}.triton_back_kernels"
 CHUNKED, CHUNKED_BACK = f"{PACKAGE}.triton_chunk_kernels", f"{PACKAGE}.triton_chunk_back_kernels"
 SHORT_KERNELS = ("fused", "fused_back")
-FORWARD_KERNELS = ("prepare", "sweep", "outputs")
+FORWARD_KERNELS = ("prepare", "prepare_narrow", "sweep", "outputs")
 BACKWARD_KERNELS = ("prepare_back", "sweep_back", "gradients", "gradients of q", "gradients of k")
 LONG_KERNELS = FORWARD_KERNELS + BACKWARD_KERNELS
-MODULES = {"fused": FUSED, "fused_back": FUSED}
-MODULES |= dict.fromkeys(FORWARD_KERNELS, CHUNKED) | dict.fromkeys(BACKWARD_KERNELS, CHUNKED_BACK)
+MODULES = {"fused": FUSED, "fused_back": FUSED_BACK}
+MODULES |= dict.fromkeys(FORWARD_KERNELS, CHUNKED) | {"prepare_narrow": f"{PACKAGE}.triton_narrow_kernels"}
+MODULES |= dict.fromkeys(BACKWARD_KERNELS, CHUNKED_BACK)
 FLOATS = ("state", "final", "A", "X", "norms", "dfinal", "dstate", "beta", "g", "dbeta", "dg")
 OFFSETS = ("cu_seqlens", "first_chunk", "table")
 KEPT = ("M", "E", "U", "states", "dstates", "dM_kept")
@@ -35,7 +36,7 @@ def compile_as_launched(kernel, K, V, steps, programs, dtype, *, everything=Fals
             return None
         field, function = "gradients_apart" if apart else "gradients", "gradients_kernel"
     launch = getattr(plan, field)
-    if launch is None:
+    if launch is None or (kernel == "prepare_narrow" and everything):  # which has no gate
         return None
     flags = dict.fromkeys(("GATED", "PACKED", "LOGITS", "STATE", "FINAL", "DSTATE"), everything)
     flags |= {"L2NORM": True, "SIGMOID": 2.0 if everything else 0.0, "SAVE": True}
@@ -45,6 +46,7 @@ def compile_as_launched(kernel, K, V, steps, programs, dtype, *, everything=Fals
         "DQ": kernel != "gradients of k",
         "DK": kernel != "gradients of q",
     }
+    flags |= unrolled(plan, steps, 2 if everything else 1, everything)
     names = getattr(importlib.import_module(MODULES[kernel]), function).arg_names
     values = constants(plan, field, names, (K, V, 2 if everything else 1), flags)
     names, constant = names[: -len(values)], dict(zip(names[-len(values) :], values, strict=True))
@@ -62,15 +64,17 @@ def compile_as_launched(kernel, K, V, steps, programs, dtype, *, everything=Fals
 
     types = {name: type_of(name) for name in names}
     name = f"{MODULES[kernel]}:{function}"
-    return compile_sm90(name, types, constant, launch.warps, registers=launch.registers)
+    return compile_sm90(name, types, constant, launch.warps)
 
 
-# shape (K, V, steps, programs, dtype), and the bytes that may spill. Of the kernels for short sequences the
-# forward is held to 128 registers where sequences are many, and spills a little for it; float32 digits do not
-# all fit the backward.
+# shape (K, V, steps, programs, dtype), and the bytes that may spill. Few chunks are unrolled, with a first
+# step of its own where that saves one; float32 digits and addresses of rows do not all fit the backward.
 SHORT = [
-    ((32, 32, 32, 2048, torch.float32), 176),
-    ((32, 32, 39, 4096, torch.bfloat16), 104),
+    ((32, 32, 32, 2048, torch.float32), 192),
+    ((32, 32, 33, 2048, torch.float32), 256),
+    ((32, 32, 48, 2048, torch.float32), 48),
+    ((32, 32, 33, 2048, torch.bfloat16), 0),
+    ((32, 32, 39, 4096, torch.bfloat16), 24),
     ((32, 32, 128, 512, torch.bfloat16), 0),
     ((24, 20, 16, 64, torch.float16), 16),
 ]

@@ -58,7 +58,7 @@ def test_float16(T, family, device):
 
 @pytest.mark.parametrize(
     ("T", "n", "K", "V"),
-    [(39, 1, 24, 32), (48, 1, 32, 16), (32, 2, 32, 32), (100, 1, 8, 20), (128, 1, 16, 16)],
+    [(39, 1, 24, 32), (48, 1, 32, 16), (24, 2, 32, 32), (32, 2, 32, 32), (100, 1, 8, 20), (128, 1, 16, 16)],
 )
 def test_the_longest_sequences_of_one_program(T, n, K, V, device):
     inputs = random_inputs(B=1, T=T, H=2, K=K, V=V, n=n)

@@ -8,20 +8,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from statetrack.ops.delta_rule.triton_back_kernels import fused_back_kernel
 from statetrack.ops.delta_rule.triton_chunk_back_kernels import (
     gradients_kernel,
     prepare_back_kernel,
     sweep_back_kernel,
 )
 from statetrack.ops.delta_rule.triton_chunk_kernels import outputs_kernel, prepare_kernel, sweep_kernel
-from statetrack.ops.delta_rule.triton_kernels import fused_back_kernel, fused_kernel
-from statetrack.ops.delta_rule.triton_plan import Plan, constants, make_plan
+from statetrack.ops.delta_rule.triton_kernels import fused_kernel
+from statetrack.ops.delta_rule.triton_narrow_kernels import prepare_narrow_kernel
+from statetrack.ops.delta_rule.triton_plan import Plan, constants, make_plan, unrolled
 from statetrack.ops.triton_launch import Launcher
 
 _KERNELS = {
     "fused": fused_kernel,
     "fused_back": fused_back_kernel,
     "prepare": prepare_kernel,
+    "prepare_narrow": prepare_narrow_kernel,
     "sweep": sweep_kernel,
     "outputs": outputs_kernel,
     "prepare_back": prepare_back_kernel,
@@ -92,7 +95,7 @@ class _Call:
         known = constants(self.plan, name, kernel.arg_names, shape, self.flags | flags)
         numbers = (case.T, case.H, self.scale) if scaled else (case.T, case.H)
         launch = getattr(self.plan, name)
-        return Launcher(kernel, case.device, grid, numbers, known, launch.warps, launch.registers)
+        return Launcher(kernel, case.device, grid, numbers, known, launch.warps)
 
     def sweep_grid(self, name: str) -> tuple[int, int]:
         slices = -(-self.case.V // getattr(self.plan, name).slice)
@@ -105,7 +108,7 @@ class FusedForward(_Call):
     def __init__(self, case: Case, save: bool, want_final: bool, scale: float, l2norm: bool, sigmoid: float):
         super().__init__(case, scale, l2norm, sigmoid)
         self.room = case.room(save, want_final)
-        flags = {"SAVE": save, "FINAL": want_final}
+        flags = {"SAVE": save, "FINAL": want_final} | unrolled(case.plan, case.steps, case.n, case.packed)
         self.fused = self.launch("fused", (case.sequences * case.H, 1), scaled=True, **flags)
 
     def run(self, q, k, v, beta, gate, state, tables, out, final, kept) -> None:
@@ -118,7 +121,8 @@ class FusedBackward(_Call):
     def __init__(self, case: Case, dfinal: bool, scale: float, l2norm: bool, sigmoid: float):
         super().__init__(case, scale, l2norm, sigmoid)
         grid = case.sequences * case.H, 1
-        self.fused_back = self.launch("fused_back", grid, scaled=True, FINAL=dfinal)
+        flags = {"FINAL": dfinal} | unrolled(case.plan, case.steps, case.n, case.packed)
+        self.fused_back = self.launch("fused_back", grid, scaled=True, **flags)
 
     def run(self, q, k, beta, gate, state, tables, kept, dout, dfinal, dq, dk, dv, dbeta, dg, dstate) -> None:
         X, norms, U = kept
@@ -134,7 +138,8 @@ class ChunkedForward(_Call):
         self.room, apart = case.room(save, want_final), case.plan.outputs is not None
         flags = {"STATE": case.stateful, "SAVE": save or apart, "FINAL": want_final, "READ": not apart}
         chunks = case.chunks, case.H
-        self.prepare = self.launch("prepare", chunks, scaled=True)
+        narrow = case.plan.prepare_narrow is not None and not case.gated
+        self.prepare = self.launch("prepare_narrow" if narrow else "prepare", chunks, scaled=True)
         self.sweep = self.launch("sweep", self.sweep_grid("sweep"), **flags)
         self.outputs = self.launch("outputs", chunks) if apart else None
 

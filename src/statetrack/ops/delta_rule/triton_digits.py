@@ -1,4 +1,4 @@
-"""Float32 tiles as sums of bfloat16 digits, their products, and a triangular inverse made of them.
+"""Float32 tiles as sums of bfloat16 digits, their products, and a triangular resolvent made of them.
 
 A digit is a bfloat16 number, eight bits: the first is the tile rounded, the next what the first left over
 rounded, and so on. Two digits are sixteen bits, three are float32. A product of two tiles is the sum of the
@@ -45,6 +45,8 @@ sub.f32 d, b, d;
 cvt.rn.bf16x2.f32 $2, d, c;
 }""")
 
+HOLD = tl.constexpr("mov.b32 $0, $2; mov.b32 $1, $3;")
+
 
 @triton.jit
 def _digits(x, COUNT: tl.constexpr, WHOLE: tl.constexpr):
@@ -60,6 +62,21 @@ def _digits(x, COUNT: tl.constexpr, WHOLE: tl.constexpr):
         three: tl.constexpr = (tl.bfloat16, tl.bfloat16, tl.bfloat16)
         digits = tl.inline_asm_elementwise(THREE_DIGITS, "=r,=r,=r,r,r", [x], three, is_pure=True, pack=2)
     return digits
+
+
+@triton.jit
+def _hold(x, y, WHOLE: tl.constexpr):
+    """The same two tiles, but none before both are loaded.
+
+    Triton sends a loaded tile on to shared memory at once, and the barrier there keeps every load after it
+    waiting. What passes through here goes there afterwards; loads before it in the program are all on their
+    way by then. Tiles of different shapes are let through.
+    """
+    if not WHOLE and x.shape == y.shape and x.dtype == y.dtype:
+        PACK: tl.constexpr = 1 if x.dtype == tl.float32 else 2
+        two: tl.constexpr = (x.dtype, x.dtype)
+        x, y = tl.inline_asm_elementwise(HOLD, "=r,=r,r,r", [x, y], two, is_pure=False, pack=PACK)
+    return x, y
 
 
 @triton.jit
@@ -85,32 +102,37 @@ def _transposed(x):
 
 
 @triton.jit
-def _inverse_of_16(N, N_transposed, PLACES: tl.constexpr, WHOLE: tl.constexpr):
-    """X = (I + N)^-1 for a strictly lower 16 x 16 tile N, to two or three digits.
+def _resolvent_of_16(P, P_transposed, b, PLACES: tl.constexpr, WHOLE: tl.constexpr):
+    """G = P (I + diag(b) P)^-1 for a strictly lower 16 x 16 tile P, to two or three digits.
 
-        [[A, 0], [B, D]]^-1 = [[A^-1, 0], [-D^-1 B A^-1, D^-1]]
+    It holds both inverses, (I + P diag(b))^-1 = I - G diag(b) and (I + diag(b) P)^-1 = I - diag(b) G, and
+    unlike them it is not small where b is. Blocks of 2 are those of P; two blocks of any size make one of
+    twice the size, in which a corner C of P becomes
 
-    Blocks of 2 are I - N; pairs of blocks make one of twice the size, all blocks of a size at once by masks:
-    X <- X - X (N o mask) X. No power of N is formed, so nothing grows near reflections. The transpose of X is
-    made alongside: it is the right factor. All this has two digits, and one step of Newton's iteration,
-    X <- X + (I - X (I + N)) X, makes three of them: what it adds is small and needs only one digit.
+        (I - G_2 diag(b_2)) C (I - diag(b_1) G_1)
+
+    All blocks of a size at once, by masks. No power of P is formed, so nothing grows near reflections. The
+    transpose is made alongside: it is the right factor. All this has two digits, and one step of Newton's
+    iteration, G <- G + (P - G - G diag(b) P) (I - diag(b) G), makes three of them: what it adds is small and
+    needs only one digit.
     """
     i, j = tl.arange(0, 16)[:, None], tl.arange(0, 16)[None, :]
     one = tl.where(i == j, 1.0, 0.0)
     near = i // 2 == j // 2
-    X = one - tl.where(near, N, 0.0)
-    Y = one - tl.where(near, N_transposed, 0.0)  # the transpose of X
+    G, T = tl.where(near, P, 0.0), tl.where(near, P_transposed, 0.0)
     for level in tl.static_range(1, 4):
         between = (i >> (level + 1) == j >> (level + 1)) & (i >> level != j >> level)
-        corner = _digits(tl.trans(tl.where(between, N, 0.0)), 2, WHOLE)
-        change = -_product(_digits(Y, 2, WHOLE), corner, None, 2)
+        corner = _digits(tl.trans(tl.where(between, P, 0.0)), 2, WHOLE)
+        left = one - G * b[None, :]
+        right = _product(_digits(one - T * b[None, :], 2, WHOLE), corner, None, 2)  # on its side
         if level < 3:
-            Y = _product(_digits(change, 2, WHOLE), _digits(tl.trans(X), 2, WHOLE), Y, 2)
+            T = _product(_digits(right, 2, WHOLE), _digits(tl.trans(left), 2, WHOLE), T, 2)
         elif PLACES == 3:
-            Y = _product(_digits(change, 1, WHOLE), _digits(tl.trans(X), 1, WHOLE), Y, 1)
-        X = _product(_digits(X, 2, WHOLE), _digits(tl.trans(change), 2, WHOLE), X, 2)
+            T = _product(_digits(right, 1, WHOLE), _digits(tl.trans(left), 1, WHOLE), T, 1)
+        G = _product(_digits(left, 2, WHOLE), _digits(tl.trans(right), 2, WHOLE), G, 2)
     if PLACES == 3:
-        right = _digits(tl.trans(N_transposed), 3, WHOLE)
-        rest = _product(_digits(-X, 3, WHOLE), right, one - X, 3)
-        X = _product(_digits(rest, 1, WHOLE), _digits(tl.trans(Y), 1, WHOLE), X, 1)
-    return X
+        right = _digits(tl.trans(P_transposed), 3, WHOLE)
+        rest = _product(_digits(-G * b[None, :], 3, WHOLE), right, P - G, 3)
+        right = _digits(tl.trans(one - T * b[None, :]), 1, WHOLE)
+        G = _product(_digits(rest, 1, WHOLE), right, G, 1)
+    return G

@@ -11,6 +11,9 @@ from statetrack.ops.triton_sizes import block
 
 WIDEST = 256  # the widest head: a state of 256 rows is the most that stays in registers
 FUSED = 128  # the longest sequence, in steps, that one program does on its own
+# the most chunks that such a program does without a loop, as measured: three of float32 (48 steps) take 114 us
+# unrolled, 95 in a loop; two (32 steps) 57 and 63
+UNROLLED = {torch.bfloat16: 3, torch.float32: 2}
 MULTIPROCESSORS = 132
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # where bfloat16 arithmetic is wrong
 
@@ -19,7 +22,6 @@ class Launch(NamedTuple):
     warps: int
     slice: int = 0  # columns of k (prepare) or v (the others) that a program takes at a time
     stages: int = 1  # of loads in flight
-    registers: int | None = None  # the most a thread may have
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,7 @@ class Plan:
     fused: Launch | None = None  # one kernel each way, or else the chunked form
     fused_back: Launch | None = None
     prepare: Launch | None = None
+    prepare_narrow: Launch | None = None  # in its place without a gate
     sweep: Launch | None = None
     sweep_back: Launch | None = None
     outputs: Launch | None = None  # None: the sweep makes them
@@ -58,9 +61,7 @@ def make_plan(
     BK, BV, split = block(K), block(V), dtype == torch.bfloat16
     wide, narrow = max(BK, BV), min(BK, BV) < 64
     if plain and steps <= FUSED and wide <= 32:
-        # at 128 registers sixteen programs fit a multiprocessor: only worth it where there are as many
-        many = split and programs > 12 * MULTIPROCESSORS
-        return Plan(16, split, Launch(1, registers=128 if many else None), Launch(1))
+        return Plan(16, split, Launch(1), Launch(1))
     plain = plain and not packed
     if not split:
         C = 32 if wide <= 64 else 16
@@ -80,6 +81,7 @@ def make_plan(
         C,
         split,
         prepare=Launch(4 if wide > 32 else 1 if plain else 2, min(BK, 64 if split else 32)),
+        prepare_narrow=Launch(1) if not split and wide <= 32 else None,
         sweep=Launch(warps, sweep, 2 if sweep == 16 else 1),
         sweep_back=Launch(warps, sweep, 2 if sweep == 16 else 1),
         outputs=Launch(warps, slices) if alone else None,
@@ -88,6 +90,18 @@ def make_plan(
         # eight would share 64 rows in pairs, and Triton then moves sums between layouts at every product
         gradients_apart=Launch(4, slices, 2 if BK == BV == 128 else 1) if C == 64 else None,
     )
+
+
+def unrolled(plan: Plan, steps: int, householders: int, packed: bool) -> dict[str, int]:
+    """How a program for short sequences is unrolled: into how many chunks (none if there is a loop).
+
+    And whether the first step comes before them on its own, because it would make one more of 16 rows.
+    """
+    lead = int(householders == 1 and steps % 16 == 1 and steps > 1)
+    chunks = (steps - lead + 15) // 16
+    if packed or chunks > UNROLLED[plan.dtype]:
+        return {"CHUNKS": 0, "LEAD": 0}
+    return {"CHUNKS": chunks, "LEAD": lead}
 
 
 def constants(
