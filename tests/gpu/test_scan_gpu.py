@@ -136,6 +136,7 @@ def test_packed_sequences_may_change_between_replays_of_a_cuda_graph():
     inputs, offsets = packed_inputs(LENGTHS, 70, 16, torch.bfloat16, by_time=False)
     options = {"eigenvalues": "[-1,1]", "cu_seqlens": offsets}
     stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         value_and_gradients(squared, inputs, **options)
     torch.cuda.current_stream().wait_stream(stream)
@@ -178,6 +179,7 @@ def value_and_gradients(function, inputs, **options):
 def test_forward_and_backward_run_in_a_cuda_graph():
     inputs = random_inputs(**SHORT)
     stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         expected = value_and_gradients(squared, inputs)
     torch.cuda.current_stream().wait_stream(stream)

@@ -29,7 +29,8 @@ SPECS = {
     "several widths": RunSpec(
         task("s5-swaps"),
         model_config("deltanet-no-conv"),
-        replace(TRAINING, train_lengths=(8, 40)),
+        # at 1e-3 the loss falls so steeply that a change of 1e-7 in the weights changes it by 2e-3
+        replace(TRAINING, train_lengths=(8, 40), lr=2e-4),
         EVALUATION,
     ),
     "bfloat16 layers": RunSpec(
@@ -87,7 +88,8 @@ def test_compiling_kernels_ahead_changes_no_bit_of_a_run(name, monkeypatch):
         _, step = losses(replace(spec, training=replace(spec.training, steps=4)), graphs=True)
         return [*step.state.model.parameters(), step.state.loss_sum, step.state.generator.get_state()]
 
-    spec, ahead = SPECS[name].resolved(), state()
+    spec = SPECS[name].resolved()
+    ahead = state()
     monkeypatch.setattr(triton_ahead, "_compiling_in_threads", None)
     assert all(torch.equal(a, b) for a, b in zip(ahead, state(), strict=True))
 

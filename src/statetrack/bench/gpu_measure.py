@@ -12,6 +12,7 @@ from statetrack.bench.gpu_cases import Ceilings
 from statetrack.bench.measure import median_seconds
 
 REPEATS = 20
+CAPTURED = 10  # calls in one graph: starting a graph takes 8 us, which a training step pays once
 
 
 def wake_triton() -> None:
@@ -43,16 +44,18 @@ def _in_a_row(work: Work) -> None:
     torch.cuda.synchronize()
 
 
-def seconds_in_graph(work: Work) -> float:
-    """Median time of one captured call: what the device alone takes."""
+def seconds_in_graph(work: Work, calls: int = 1) -> float:
+    """Median time of a captured call, of as many in a row: what the device alone takes."""
     stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         for _ in range(3):
             work()
         stream.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=stream):
-            work()
+            for _ in range(calls):
+                work()
         for _ in range(3):
             graph.replay()
         times = []
@@ -62,7 +65,7 @@ def seconds_in_graph(work: Work) -> float:
             graph.replay()
             end.record()
             end.synchronize()
-            times.append(begin.elapsed_time(end) / 1e3)
+            times.append(begin.elapsed_time(end) / 1e3 / calls)
     return statistics.median(times)
 
 

@@ -9,6 +9,7 @@ import torch
 from statetrack.bench.cases import Work, check_chosen
 from statetrack.bench.gpu_cases import GPU_CASES, Ceilings, GpuCase
 from statetrack.bench.gpu_measure import (
+    CAPTURED,
     first_call_seconds,
     measured_ceilings,
     seconds_from_python,
@@ -37,7 +38,8 @@ def gpu_report(peers: bool, chosen: Callable[[str], bool], keep: Callable[[dict[
         f"{ceilings.float32 / 1e12:.0f} TFLOP/s float32, {ceilings.matrix / 1e12:.0f} TFLOP/s bf16 products"
     )
     print(f"\n{HEAD}")
-    report: dict[str, Any] = {"ceilings": asdict(ceilings), "ops": [], "steps": []}
+    report: dict[str, Any] = {"ceilings": asdict(ceilings), "calls_in_graph": CAPTURED}
+    report |= {"ops": [], "steps": []}
     for case in GPU_CASES:
         if chosen(case.name):
             report["ops"].append(_op(case, ceilings, peers))
@@ -62,7 +64,7 @@ def _op(case: GpuCase, ceilings: Ceilings, peers: bool) -> dict[str, Any]:
         row[f"{who}_first_s"] = first_call_seconds(work)
     for (who, work), called in zip(works.items(), seconds_from_python(list(works.values())), strict=True):
         row[f"{who}_called_ms"] = 1e3 * called
-        row[f"{who}_graph_ms"] = 1e3 * seconds_in_graph(work)
+        row[f"{who}_graph_ms"] = 1e3 * seconds_in_graph(work, CAPTURED)
     for kind, unit in (("called", "ms"), ("graph", "ms"), ("first", "s")):
         row[f"{kind}_ratio"] = _ratio(row, f"{kind}_{unit}")
     cells = [("ours_called_ms", 9), ("peer_called_ms", 9), ("called_ratio", 8)]
