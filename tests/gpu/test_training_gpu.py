@@ -51,6 +51,7 @@ def losses(spec, graphs, packed=True):
             if number % 20 == 0:
                 found.append(step.state.loss_sum.item() / 20)
                 step.state.loss_sum.zero_()
+    torch.cuda.synchronize()  # what the step works on is read on another stream
     return torch.tensor(found), step
 
 

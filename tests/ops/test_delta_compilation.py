@@ -25,8 +25,12 @@ SIZES = {"T": "i32", "H": "i32", "scale": "fp32"}
 NAMES = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16"}
 
 
-def compile_as_launched(kernel, K, V, steps, programs, dtype, *, everything=False):
-    """Compile one kernel with the constants its plan gives it; `everything` turns every option on."""
+def compile_as_launched(kernel, K, V, steps, programs, dtype, *, everything=False, logits=False):
+    """Compile one kernel with the constants its plan gives it.
+
+    `everything` turns every option on. `logits` takes betas from them and makes the last state, or takes its
+    gradient: as much as sequences that are not packed, without gate and first state, can have.
+    """
     # the kernels for short sequences know no gate and no first state
     plan = make_plan(K, V, steps, programs, dtype, kernel in SHORT_KERNELS or not everything, everything)
     field, function = kernel, f"{kernel}_kernel"
@@ -38,8 +42,9 @@ def compile_as_launched(kernel, K, V, steps, programs, dtype, *, everything=Fals
     launch = getattr(plan, field)
     if launch is None or (kernel == "prepare_narrow" and everything):  # which has no gate
         return None
-    flags = dict.fromkeys(("GATED", "PACKED", "LOGITS", "STATE", "FINAL", "DSTATE"), everything)
-    flags |= {"L2NORM": True, "SIGMOID": 2.0 if everything else 0.0, "SAVE": True}
+    flags = dict.fromkeys(("GATED", "PACKED", "STATE", "DSTATE"), everything)
+    flags |= {"L2NORM": True, "SAVE": True, "SIGMOID": 2.0 if everything or logits else 0.0}
+    flags |= dict.fromkeys(("LOGITS", "FINAL"), everything or logits)
     flags |= {
         "READ": plan.outputs is None,
         "PREPARED": plan.prepare_back is not None,
@@ -67,16 +72,18 @@ def compile_as_launched(kernel, K, V, steps, programs, dtype, *, everything=Fals
     return compile_sm90(name, types, constant, launch.warps)
 
 
-# shape (K, V, steps, programs, dtype), and the bytes that may spill. Few chunks are unrolled, with a first
-# step of its own where that saves one; float32 digits and addresses of rows do not all fit the backward.
+# shape (K, V, steps, programs, dtype), and the bytes that may spill: as they are, with logits and a last
+# state, and packed with every option. Few chunks are unrolled, with a first step of its own where that saves
+# one, and packed sequences run in a loop; float32 digits and addresses of rows do not all fit the unrolled
+# backward.
 SHORT = [
-    ((32, 32, 32, 2048, torch.float32), 192),
-    ((32, 32, 33, 2048, torch.float32), 256),
-    ((32, 32, 48, 2048, torch.float32), 48),
-    ((32, 32, 33, 2048, torch.bfloat16), 0),
-    ((32, 32, 39, 4096, torch.bfloat16), 24),
-    ((32, 32, 128, 512, torch.bfloat16), 0),
-    ((24, 20, 16, 64, torch.float16), 16),
+    ((32, 32, 32, 2048, torch.float32), (192, 328, 48)),
+    ((32, 32, 33, 2048, torch.float32), (256, 368, 48)),
+    ((32, 32, 48, 2048, torch.float32), (48, 8, 48)),
+    ((32, 32, 33, 2048, torch.bfloat16), (0, 32, 0)),
+    ((32, 32, 39, 4096, torch.bfloat16), (24, 32, 0)),
+    ((32, 32, 128, 512, torch.bfloat16), (0, 0, 0)),
+    ((24, 20, 16, 64, torch.float16), (0, 0, 0)),
 ]
 # Two sweeps hold a state of 128 x 64 in four warps and spill a little: a slice of 32 columns does not, and
 # took 1.4 times as long. For heads of 32 `gradients` in one warp spills 224 bytes and is faster than in two.
@@ -96,11 +103,11 @@ EVERYTHING = [((32, 32, 512, 256, torch.float32), 240), ((128, 128, 32768, 16, t
 @pytest.mark.slow
 @pytest.mark.parametrize(("shape", "spilled"), SHORT)
 @pytest.mark.parametrize("kernel", SHORT_KERNELS)
-@pytest.mark.parametrize("everything", [False, True])
-def test_kernels_for_short_sequences_fit_the_registers(kernel, shape, spilled, everything):
-    compiled = compile_as_launched(kernel, *shape, everything=everything)
+@pytest.mark.parametrize("options", range(3), ids=["plain", "logits", "everything"])
+def test_kernels_for_short_sequences_fit_the_registers(kernel, shape, spilled, options):
+    compiled = compile_as_launched(kernel, *shape, **({}, {"logits": True}, {"everything": True})[options])
     assert compiled is not None
-    assert_fits(compiled, spilled)
+    assert_fits(compiled, spilled[options])
 
 
 @pytest.mark.slow
@@ -109,6 +116,13 @@ def test_kernels_for_short_sequences_fit_the_registers(kernel, shape, spilled, e
 def test_kernels_for_long_sequences_fit_the_registers(kernel, shape, spilled):
     if compiled := compile_as_launched(kernel, *shape):
         assert_fits(compiled, spilled)
+
+
+@pytest.mark.slow
+def test_narrow_chunks_are_prepared_from_logits():
+    compiled = compile_as_launched("prepare_narrow", 32, 32, 512, 256, torch.float32, logits=True)
+    assert compiled is not None
+    assert_fits(compiled, 0)
 
 
 @pytest.mark.slow

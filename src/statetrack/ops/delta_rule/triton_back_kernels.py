@@ -1,11 +1,11 @@
 """The delta rule over sequences of up to 128 steps, backward: one Triton kernel, see `triton_kernels.py`.
 
-With D the gradient of the state that leaves a chunk, B = I - diag(b) G as the forward kept it, and Q with s,
+With D the gradient of the state that leaves a chunk, B = I - diag(b) G as the forward kept it, and Q' = s Q,
 
-    dU = lower(Q K^T)^T dO + K D                  Z = b B^T (r dU)           Y = -r Z
+    dU = lower(Q' K^T)^T dO + K D                 Z = b B^T (r dU)           Y = -r Z
     dM = lower(dO U^T)                            W = strictly_lower(Y U^T)
-    dQ = dM K + dO S^T                            dK = dM^T Q + (W + W^T) K + Y S^T + U D^T
-    D <- D + Q^T dO + K^T Y                       dV = Z
+    dQ' = dM K + dO S^T                           dK = dM^T Q' + (W + W^T) K + Y S^T + U D^T
+    D <- D + Q'^T dO + K^T Y                      dV = Z
 
 and db = rowsum(Z o E) / b = rowsum(B^T (r dU) o U) / (r b). The state S that entered a chunk is the sum of
 K^T U over the chunks before, made again: that is less work than to read it.
@@ -95,7 +95,7 @@ def _backward_chunk(
     q_c = _load_tile(q, token * (H * K), ik, read, K, BK, SPLIT)
     dO = _load_tile(dout, token * (H * V), iv, read, V, BV, SPLIT)
     U_c = _load_tile(U, row * (H * V), iv, valid, V, BV, SPLIT)
-    inverse = _load_inverse(X, row * (H * C), valid, C, SPLIT, WHOLE)
+    inverse = _load_kept_inverse(X, row * (H * C), valid, C, SPLIT, WHOLE)
     k_c, q_c = _hold(k_c, q_c, WHOLE)
     dO, U_c = _hold(dO, U_c, WHOLE)
     # of output gradient and queries the latter can take s without another rounding
@@ -137,10 +137,10 @@ def _backward_chunk(
         S_digits = _digits(tl.trans(S), OUT, WHOLE)
         dk_c = _product(Y_digits, S_digits, dk_c, OUT)
         dq_c = _product(dO_digits, S_digits, dq_c, OUT)
-    # read again: kept since above, they would not fit the registers
-    k_c = _load_tile(k, row * (H * K), ik, valid, K, BK, SPLIT)
-    q_c = _load_tile(q, token * (H * K), ik, read, K, BK, SPLIT)
-    k_c, q_c = _hold(k_c, q_c, WHOLE)
+    if L2NORM:  # read again: kept since above, they would not fit the registers
+        k_c = _load_tile(k, row * (H * K), ik, valid, K, BK, SPLIT)
+        q_c = _load_tile(q, token * (H * K), ik, read, K, BK, SPLIT)
+        k_c, q_c = _hold(k_c, q_c, WHOLE)
     W = tl.where(i > j, _product(Y_digits, _transposed(U_digits), None, OUT), 0.0)
     transposed = _product(U_digits, _digits(tl.trans(upright), OUT, WHOLE), None, OUT)
     W += tl.where(i < j, transposed, 0.0)
@@ -207,8 +207,8 @@ def _first_step_back(
 
 
 @triton.jit
-def _load_inverse(X, rows, valid, C: tl.constexpr, SPLIT: tl.constexpr, WHOLE: tl.constexpr):
-    """As `_store_inverse` left it: two tiles of digits, or twice the same of floats."""
+def _load_kept_inverse(X, rows, valid, C: tl.constexpr, SPLIT: tl.constexpr, WHOLE: tl.constexpr):
+    """As `_store_inverse` (triton_kernels.py) left it: two tiles of digits, or twice the same of floats."""
     j = tl.arange(0, C)[None, :]
     if SPLIT:
         X = X.to(tl.pointer_type(tl.bfloat16)) + 2 * rows[:, None] + j

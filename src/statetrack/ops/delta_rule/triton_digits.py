@@ -57,10 +57,10 @@ def _digits(x, COUNT: tl.constexpr, WHOLE: tl.constexpr):
         digits = (x.to(tl.bfloat16),)
     elif COUNT == 2:
         two: tl.constexpr = (tl.bfloat16, tl.bfloat16)
-        digits = tl.inline_asm_elementwise(TWO_DIGITS, "=r,=r,r,r", [x], two, is_pure=True, pack=2)
+        digits = tl.inline_asm_elementwise(TWO_DIGITS, "=&r,=&r,r,r", [x], two, is_pure=True, pack=2)
     else:
         three: tl.constexpr = (tl.bfloat16, tl.bfloat16, tl.bfloat16)
-        digits = tl.inline_asm_elementwise(THREE_DIGITS, "=r,=r,=r,r,r", [x], three, is_pure=True, pack=2)
+        digits = tl.inline_asm_elementwise(THREE_DIGITS, "=&r,=&r,=&r,r,r", [x], three, is_pure=True, pack=2)
     return digits
 
 
@@ -75,7 +75,7 @@ def _hold(x, y, WHOLE: tl.constexpr):
     if not WHOLE and x.shape == y.shape and x.dtype == y.dtype:
         PACK: tl.constexpr = 1 if x.dtype == tl.float32 else 2
         two: tl.constexpr = (x.dtype, x.dtype)
-        x, y = tl.inline_asm_elementwise(HOLD, "=r,=r,r,r", [x, y], two, is_pure=False, pack=PACK)
+        x, y = tl.inline_asm_elementwise(HOLD, "=&r,=&r,r,r", [x, y], two, is_pure=False, pack=PACK)
     return x, y
 
 
@@ -106,33 +106,33 @@ def _resolvent_of_16(P, P_transposed, b, PLACES: tl.constexpr, WHOLE: tl.constex
     """G = P (I + diag(b) P)^-1 for a strictly lower 16 x 16 tile P, to two or three digits.
 
     It holds both inverses, (I + P diag(b))^-1 = I - G diag(b) and (I + diag(b) P)^-1 = I - diag(b) G, and
-    unlike them it is not small where b is. Blocks of 2 are those of P; two blocks of any size make one of
-    twice the size, in which a corner C of P becomes
+    keeps its digits where b is tiny and theirs are lost beside the 1. Blocks of 2 are those of P; two blocks
+    of any size make one of twice the size, in which a corner C of P becomes
 
         (I - G_2 diag(b_2)) C (I - diag(b_1) G_1)
 
     All blocks of a size at once, by masks. No power of P is formed, so nothing grows near reflections. The
-    transpose is made alongside: it is the right factor. All this has two digits, and one step of Newton's
-    iteration, G <- G + (P - G - G diag(b) P) (I - diag(b) G), makes three of them: what it adds is small and
-    needs only one digit.
+    transpose (`turned`) is made alongside: it is the right factor. All this has two digits, and one step of
+    Newton's iteration, G <- G + (P - G - G diag(b) P) (I - diag(b) G), makes three of them: what it adds is
+    small and needs only one digit.
     """
     i, j = tl.arange(0, 16)[:, None], tl.arange(0, 16)[None, :]
     one = tl.where(i == j, 1.0, 0.0)
     near = i // 2 == j // 2
-    G, T = tl.where(near, P, 0.0), tl.where(near, P_transposed, 0.0)
+    G, turned = tl.where(near, P, 0.0), tl.where(near, P_transposed, 0.0)
     for level in tl.static_range(1, 4):
         between = (i >> (level + 1) == j >> (level + 1)) & (i >> level != j >> level)
         corner = _digits(tl.trans(tl.where(between, P, 0.0)), 2, WHOLE)
         left = one - G * b[None, :]
-        right = _product(_digits(one - T * b[None, :], 2, WHOLE), corner, None, 2)  # on its side
+        right = _product(_digits(one - turned * b[None, :], 2, WHOLE), corner, None, 2)  # on its side
         if level < 3:
-            T = _product(_digits(right, 2, WHOLE), _digits(tl.trans(left), 2, WHOLE), T, 2)
+            turned = _product(_digits(right, 2, WHOLE), _digits(tl.trans(left), 2, WHOLE), turned, 2)
         elif PLACES == 3:
-            T = _product(_digits(right, 1, WHOLE), _digits(tl.trans(left), 1, WHOLE), T, 1)
+            turned = _product(_digits(right, 1, WHOLE), _digits(tl.trans(left), 1, WHOLE), turned, 1)
         G = _product(_digits(left, 2, WHOLE), _digits(tl.trans(right), 2, WHOLE), G, 2)
     if PLACES == 3:
         right = _digits(tl.trans(P_transposed), 3, WHOLE)
         rest = _product(_digits(-G * b[None, :], 3, WHOLE), right, P - G, 3)
-        right = _digits(tl.trans(one - T * b[None, :]), 1, WHOLE)
+        right = _digits(tl.trans(one - turned * b[None, :]), 1, WHOLE)
         G = _product(_digits(rest, 1, WHOLE), right, G, 1)
     return G

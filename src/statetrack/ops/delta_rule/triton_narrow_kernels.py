@@ -24,6 +24,7 @@ def prepare_narrow_kernel(
     K: tl.constexpr, BK: tl.constexpr, C: tl.constexpr, n: tl.constexpr, PACKED: tl.constexpr,
     L2NORM: tl.constexpr, LOGITS: tl.constexpr, SIGMOID: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
+    """Called as `prepare_kernel` is, with a g that there is none of."""
     chunk, h = tl.program_id(0), tl.program_id(1)
     first, rows = _chunk(table, chunk, T, C, n, PACKED)
     if rows <= 0:  # packed sequences may have fewer chunks than the grid
