@@ -148,7 +148,8 @@ def _dots(results: ItemResults, rows: list[Row]):
             y = labels.index(drawing.name(row.run))
             axis.scatter(row.scores, [y] * len(row.scores), s=14, color="#7a7a7a", zorder=2)
             axis.scatter([row.best], [y], s=46, color="#0072B2", zorder=3)
-            published = row.published and (row.published.best or row.published.median)
+            paper = row.published
+            published = paper and (paper.median if paper.best is None else paper.best)
             if published is not None:
                 axis.scatter(
                     [published], [y], s=70, marker="D", facecolors="none", edgecolors="#D55E00", zorder=4
@@ -158,6 +159,7 @@ def _dots(results: ItemResults, rows: list[Row]):
         axis.axvline(0, color="#bbbbbb", linewidth=0.8, zorder=0)
         drawing.tidy(axis)
     axes[0].set_yticks(range(len(labels)), labels)
+    axes[0].set_ylim(-0.6, len(labels) - 0.4)
     ours = axes[0].scatter([], [], s=46, color="#0072B2")
     seeds = axes[0].scatter([], [], s=14, color="#7a7a7a")
     theirs = axes[0].scatter([], [], s=70, marker="D", facecolors="none", edgecolors="#D55E00")
