@@ -18,7 +18,13 @@ import triton
 import triton.language as tl
 
 from statetrack.ops.delta_rule.triton_digits import _digits, _hold, _product, _transposed
-from statetrack.ops.delta_rule.triton_parts import _betas, _load_tile, _span, _store_tile
+from statetrack.ops.delta_rule.triton_parts import (
+    _betas,
+    _load_tile,
+    _span,
+    _steps,
+    _store_tile,
+)
 
 
 @triton.jit(do_not_specialize=["T"])
@@ -85,9 +91,7 @@ def _backward_chunk(
     ic, ik, iv = tl.arange(0, C), tl.arange(0, BK), tl.arange(0, BV)
     i, j = ic[:, None], ic[None, :]
     row = start + ic
-    valid = row < rows
-    token = row // n
-    read = valid & (row % n == n - 1)
+    valid, token, read = _steps(row, row, rows, n)
     r = tl.load(norms + row * (H * 2), mask=valid, other=1.0)
     unit = tl.load(norms + row * (H * 2) + 1, mask=valid, other=1.0)
     b = _betas(beta, row * H, valid, LOGITS, SIGMOID)

@@ -13,7 +13,6 @@ Chunks, slices and row factors: triton_chunk_kernels.py. Letters and equations: 
 import triton
 import triton.language as tl
 
-from statetrack.ops.delta_rule.triton_chunk_kernels import _sequence
 from statetrack.ops.delta_rule.triton_parts import (
     _betas,
     _chunk,
@@ -25,7 +24,10 @@ from statetrack.ops.delta_rule.triton_parts import (
     _inverse_norms,
     _load_inverse,
     _load_tile,
+    _program,
+    _sequence,
     _squares,
+    _steps,
     _store_tile,
 )
 
@@ -44,10 +46,8 @@ def prepare_back_kernel(
         return
     ic, ik = tl.arange(0, C), tl.arange(0, BK)
     i, j = ic[:, None], ic[None, :]
-    valid = ic < rows
     step = (first % n).to(tl.int32) + ic
-    token = step // n
-    read = valid & (step % n == n - 1)
+    valid, token, read = _steps(ic, step, rows, n)
     saved = (chunk * H + h).to(tl.int64)
     dv += (first * H + h) * V
     dout += (first // n * H + h) * V
@@ -79,11 +79,9 @@ def sweep_back_kernel(
 ):  # fmt: skip
     # on its side, as the sweep forward
     half: tl.constexpr = q.dtype.element_ty
-    slices: tl.constexpr = tl.cdiv(V, BV)  # one axis: a second one of a grid ends at 65,535
-    pair = tl.program_id(0) // slices
-    sequence, h = pair // H, pair % H
+    sequence, h, iv = _program(H, V, BV)
     first, rows, chunk = _sequence(cu_seqlens, first_chunk, sequence, T, C, n, PACKED)
-    ic, ik, iv = tl.arange(0, C), tl.arange(0, BK), (tl.program_id(0) % slices) * BV + tl.arange(0, BV)
+    ic, ik = tl.arange(0, C), tl.arange(0, BK)
     i, j = ic[:, None], ic[None, :]
     inside = (iv < V)[:, None] & (ik < K)[None, :]
     given = (sequence * H + h).to(tl.int64) * K * V + ik[None, :] * V + iv[:, None]
@@ -101,9 +99,7 @@ def sweep_back_kernel(
     for back in tl.range(0, chunks, num_stages=STAGES, disable_licm=True):
         c = chunks - 1 - back
         row = c * C + ic
-        valid = row < rows
-        token = row // n
-        read = valid & (row % n == n - 1)
+        valid, token, read = _steps(row, row, rows, n)
         saved = ((chunk + c) * H + h).to(tl.int64)
         cell = saved * K * V + iv[:, None] * K + ik[None, :]
         k_c = _load_tile(k, row * (H * K), ik, valid, K, BK, SPLIT)
@@ -161,10 +157,8 @@ def gradients_kernel(
         return
     ic, ik = tl.arange(0, C), tl.arange(0, BK)
     i, j = ic[:, None], ic[None, :]
-    valid = ic < rows
     step = (first % n).to(tl.int32) + ic
-    token = step // n
-    read = valid & (step % n == n - 1)
+    valid, token, read = _steps(ic, step, rows, n)
     saved = (chunk * H + h).to(tl.int64)
     k += (first * H + h) * K
     dk += (first * H + h) * K

@@ -29,8 +29,10 @@ from statetrack.ops.delta_rule.triton_parts import (
     _inverse_norms,
     _load_inverse,
     _load_tile,
-    _span,
+    _program,
+    _sequence,
     _squares,
+    _steps,
     _store_tile,
     _unit_lower_inverse,
 )
@@ -50,10 +52,8 @@ def prepare_kernel(
         return
     ic, ik = tl.arange(0, C), tl.arange(0, BK)
     i, j = ic[:, None], ic[None, :]
-    valid = ic < rows
     step = (first % n).to(tl.int32) + ic
-    token = step // n
-    read = valid & (step % n == n - 1)
+    valid, token, read = _steps(ic, step, rows, n)
     k += (first * H + h) * K
     q += (first // n * H + h) * K
     KK, QK = tl.zeros((C, C), tl.float32), tl.zeros((C, C), tl.float32)
@@ -88,17 +88,6 @@ def prepare_kernel(
 
 
 @triton.jit
-def _sequence(cu_seqlens, first_chunk, sequence, T, C: tl.constexpr, n: tl.constexpr, PACKED: tl.constexpr):
-    """First row, number of rows, and first chunk of a sequence."""
-    first, rows = _span(cu_seqlens, sequence, T, n, PACKED)
-    if PACKED:
-        chunk = tl.load(first_chunk + sequence).to(tl.int32)
-    else:
-        chunk = sequence * tl.cdiv(T * n, C)
-    return first, rows, chunk
-
-
-@triton.jit
 def sweep_kernel(
     q, k, v, beta, g, state, A, M, norms, out, E, states, final, cu_seqlens, first_chunk, T, H,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr, n: tl.constexpr,
@@ -109,11 +98,9 @@ def sweep_kernel(
     # Everything stands on its side, (columns of v, rows or k): a result then is the left factor of the next
     # product as it lies in the registers.
     half: tl.constexpr = q.dtype.element_ty
-    slices: tl.constexpr = tl.cdiv(V, BV)  # one axis: a second one of a grid ends at 65,535
-    pair = tl.program_id(0) // slices
-    sequence, h = pair // H, pair % H
+    sequence, h, iv = _program(H, V, BV)
     first, rows, chunk = _sequence(cu_seqlens, first_chunk, sequence, T, C, n, PACKED)
-    ic, ik, iv = tl.arange(0, C), tl.arange(0, BK), (tl.program_id(0) % slices) * BV + tl.arange(0, BV)
+    ic, ik = tl.arange(0, C), tl.arange(0, BK)
     i, j = ic[:, None], ic[None, :]
     inside = (iv < V)[:, None] & (ik < K)[None, :]
     given = (sequence * H + h).to(tl.int64) * K * V + ik[None, :] * V + iv[:, None]
@@ -131,9 +118,7 @@ def sweep_kernel(
     chunks = tl.cdiv(rows, C)
     for c in tl.range(0, chunks, num_stages=STAGES, disable_licm=True):
         row = c * C + ic
-        valid = row < rows
-        token = row // n
-        read = valid & (row % n == n - 1)
+        valid, token, read = _steps(row, row, rows, n)
         saved = ((chunk + c) * H + h).to(tl.int64)
         k_c = _load_tile(k, row * (H * K), ik, valid, K, BK, SPLIT)
         v_c = _load_tile(v, row * (H * V), iv, valid, V, BV, SPLIT)
@@ -186,10 +171,8 @@ def outputs_kernel(
         return
     ic, ik = tl.arange(0, C), tl.arange(0, BK)
     i, j = ic[:, None], ic[None, :]
-    valid = ic < rows
     step = (first % n).to(tl.int32) + ic
-    token = step // n
-    read = valid & (step % n == n - 1)
+    valid, token, read = _steps(ic, step, rows, n)
     saved = (chunk * H + h).to(tl.int64)
     E += (first * H + h) * V
     out += (first // n * H + h) * V

@@ -31,6 +31,7 @@ from statetrack.ops.delta_rule.triton_parts import (
     _load_tile,
     _span,
     _squares,
+    _steps,
     _store_tile,
 )
 
@@ -93,10 +94,9 @@ def _load_chunk(
     q, k, v, beta = inputs
     ik, iv = tl.arange(0, BK), tl.arange(0, BV)
     row = start + tl.arange(0, C)
-    valid = row < rows
-    read = valid & (row % n == n - 1)
+    valid, token, read = _steps(row, row, rows, n)
     k_c = _load_tile(k, row * (H * K), ik, valid, K, BK, SPLIT)
-    q_c = _load_tile(q, row // n * (H * K), ik, read, K, BK, SPLIT)
+    q_c = _load_tile(q, token * (H * K), ik, read, K, BK, SPLIT)
     v_c = _load_tile(v, row * (H * V), iv, valid, V, BV, SPLIT)
     return k_c, q_c, v_c, _betas(beta, row * H, valid, LOGITS, SIGMOID)
 
@@ -124,9 +124,7 @@ def _forward_chunk(
     ic, iv = tl.arange(0, C), tl.arange(0, BV)
     i, j = ic[:, None], ic[None, :]
     row = start + ic
-    valid = row < rows
-    token = row // n
-    read = valid & (row % n == n - 1)
+    valid, token, read = _steps(row, row, rows, n)
     k_c, q_c, v_c, b = tiles
     r, unit = _inverse_norms(_squares(k_c), L2NORM), _inverse_norms(_squares(q_c), L2NORM)
     k_digits, q_digits = _digits(k_c, CARRIED, WHOLE), _digits(q_c, OUT, WHOLE)

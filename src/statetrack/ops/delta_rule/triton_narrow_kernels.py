@@ -15,7 +15,14 @@ import triton
 import triton.language as tl
 
 from statetrack.ops.delta_rule.triton_digits import _digits, _hold, _product, _resolvent_of_16, _transposed
-from statetrack.ops.delta_rule.triton_parts import _betas, _chunk, _inverse_norms, _load_tile, _squares
+from statetrack.ops.delta_rule.triton_parts import (
+    _betas,
+    _chunk,
+    _inverse_norms,
+    _load_tile,
+    _squares,
+    _steps,
+)
 
 
 @triton.jit
@@ -82,8 +89,7 @@ def _load_half(
     """The tiles of k and q, and b."""
     q, k, beta = inputs
     ik = tl.arange(0, BK)
-    valid = row < rows
-    read = valid & ((start + row) % n == n - 1)
+    valid, token, read = _steps(row, start + row, rows, n)
     k_c = _load_tile(k, row * (H * K), ik, valid, K, BK, False)
-    q_c = _load_tile(q, (start + row) // n * (H * K), ik, read, K, BK, False)
+    q_c = _load_tile(q, token * (H * K), ik, read, K, BK, False)
     return k_c, q_c, _betas(beta, row * H, valid, LOGITS, SIGMOID)

@@ -159,6 +159,35 @@ def _span(cu_seqlens, sequence, T, n: tl.constexpr, PACKED: tl.constexpr):
 
 
 @triton.jit
+def _program(H, V: tl.constexpr, BV: tl.constexpr):
+    """Which sequence, head and columns of v a program of a sweep does."""
+    slices: tl.constexpr = tl.cdiv(V, BV)  # one axis: a second one of a grid ends at 65,535
+    pair = tl.program_id(0) // slices
+    return pair // H, pair % H, (tl.program_id(0) % slices) * BV + tl.arange(0, BV)
+
+
+@triton.jit
+def _sequence(cu_seqlens, first_chunk, sequence, T, C: tl.constexpr, n: tl.constexpr, PACKED: tl.constexpr):
+    """First row, number of rows, and first chunk of a sequence."""
+    first, rows = _span(cu_seqlens, sequence, T, n, PACKED)
+    if PACKED:
+        chunk = tl.load(first_chunk + sequence).to(tl.int32)
+    else:
+        chunk = sequence * tl.cdiv(T * n, C)
+    return first, rows, chunk
+
+
+@triton.jit
+def _steps(row, step, rows, n: tl.constexpr):
+    """Of these rows, of so many: which there are, the token of each, and which are the last of their token.
+
+    `step` counts from where a token begins, which a chunk need not do.
+    """
+    valid = row < rows
+    return valid, step // n, valid & (step % n == n - 1)
+
+
+@triton.jit
 def _betas(beta, rows, valid, LOGITS: tl.constexpr, SIGMOID: tl.constexpr):
     """b, never quite zero: the backward divides by it."""
     b = tl.load(beta + rows, mask=valid, other=0.0).to(tl.float32)

@@ -30,6 +30,7 @@ from statetrack.ops.selective_scan.triton_tiles import (
     softplus_slope,
     split_rows,
     store_tile,
+    strides,
     sum_channels,
     take_row,
     transition_slope,
@@ -56,21 +57,13 @@ def backward_kernel(
 ):  # fmt: skip
     if VECTOR:
         T = by_eight(T)
-        if U_LIES == 1:
-            u_b, u_d = by_eight(u_b), by_eight(u_d)
-        if DELTA_LIES == 1:
-            delta_b, delta_d = by_eight(delta_b), by_eight(delta_d)
-        if Z_LIES == 1:
-            z_b, z_d = by_eight(z_b), by_eight(z_d)
-        if DOUT_LIES == 1:
-            dout_b, dout_d = by_eight(dout_b), by_eight(dout_d)
-        if DU_LIES == 1:
-            du_b, du_d = by_eight(du_b), by_eight(du_d)
     if PAIRS:
         channels = by_two(channels)
-        u_b, u_t, delta_b, delta_t = by_two(u_b), by_two(u_t), by_two(delta_b), by_two(delta_t)
-        z_b, z_t, dout_b, dout_t = by_two(z_b), by_two(z_t), by_two(dout_b), by_two(dout_t)
-        du_b, du_t = by_two(du_b), by_two(du_t)
+    u_b, u_d, u_t = strides(u_b, u_d, u_t, U_LIES, VECTOR, PAIRS)
+    delta_b, delta_d, delta_t = strides(delta_b, delta_d, delta_t, DELTA_LIES, VECTOR, PAIRS)
+    z_b, z_d, z_t = strides(z_b, z_d, z_t, Z_LIES, VECTOR, PAIRS)
+    dout_b, dout_d, dout_t = strides(dout_b, dout_d, dout_t, DOUT_LIES, VECTOR, PAIRS)
+    du_b, du_d, du_t = strides(du_b, du_d, du_t, DU_LIES, VECTOR, PAIRS)
     b = tl.program_id(1).to(tl.int64)
     if ORDERED:
         b = tl.load(order + tl.program_id(1)).to(tl.int64)

@@ -24,6 +24,7 @@ from statetrack.ops.selective_scan.triton_tiles import (
     softplus,
     split_rows,
     store_tile,
+    strides,
     take_row,
     transition,
     transition_slope,
@@ -50,18 +51,12 @@ def forward_kernel(
 ):  # fmt: skip
     if VECTOR:
         T = by_eight(T)
-        if U_LIES == 1:
-            u_b, u_d = by_eight(u_b), by_eight(u_d)
-        if DELTA_LIES == 1:
-            delta_b, delta_d = by_eight(delta_b), by_eight(delta_d)
-        if Z_LIES == 1:
-            z_b, z_d = by_eight(z_b), by_eight(z_d)
-        if OUT_LIES == 1:
-            out_b, out_d = by_eight(out_b), by_eight(out_d)
     if PAIRS:
         channels = by_two(channels)
-        u_b, u_t, delta_b, delta_t = by_two(u_b), by_two(u_t), by_two(delta_b), by_two(delta_t)
-        z_b, z_t, out_b, out_t = by_two(z_b), by_two(z_t), by_two(out_b), by_two(out_t)
+    u_b, u_d, u_t = strides(u_b, u_d, u_t, U_LIES, VECTOR, PAIRS)
+    delta_b, delta_d, delta_t = strides(delta_b, delta_d, delta_t, DELTA_LIES, VECTOR, PAIRS)
+    z_b, z_d, z_t = strides(z_b, z_d, z_t, Z_LIES, VECTOR, PAIRS)
+    out_b, out_d, out_t = strides(out_b, out_d, out_t, OUT_LIES, VECTOR, PAIRS)
     b = tl.program_id(1).to(tl.int64)
     if ORDERED:
         b = tl.load(order + tl.program_id(1)).to(tl.int64)

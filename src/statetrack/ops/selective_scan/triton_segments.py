@@ -16,6 +16,7 @@ from statetrack.ops.selective_scan.triton_tiles import (
     shift_rows,
     sigmoid,
     softplus,
+    strides,
     take_row,
     transition,
 )
@@ -35,10 +36,8 @@ def forward_segment_kernel(
     """What every segment but the last does to a state h: products h + ends."""
     if VECTOR:
         T = by_eight(T)
-        if U_LIES == 1:
-            u_b, u_d = by_eight(u_b), by_eight(u_d)
-        if DELTA_LIES == 1:
-            delta_b, delta_d = by_eight(delta_b), by_eight(delta_d)
+    u_b, u_d, u_t = strides(u_b, u_d, u_t, U_LIES, VECTOR, False)
+    delta_b, delta_d, delta_t = strides(delta_b, delta_d, delta_t, DELTA_LIES, VECTOR, False)
     b = tl.program_id(1).to(tl.int64)
     segment = b % (segments - 1)
     b = b // (segments - 1)
@@ -108,12 +107,9 @@ def backward_segment_kernel(
     """
     if VECTOR:
         T = by_eight(T)
-        if DELTA_LIES == 1:
-            delta_b, delta_d = by_eight(delta_b), by_eight(delta_d)
-        if Z_LIES == 1:
-            z_b, z_d = by_eight(z_b), by_eight(z_d)
-        if DOUT_LIES == 1:
-            dout_b, dout_d = by_eight(dout_b), by_eight(dout_d)
+    delta_b, delta_d, delta_t = strides(delta_b, delta_d, delta_t, DELTA_LIES, VECTOR, False)
+    z_b, z_d, z_t = strides(z_b, z_d, z_t, Z_LIES, VECTOR, False)
+    dout_b, dout_d, dout_t = strides(dout_b, dout_d, dout_t, DOUT_LIES, VECTOR, False)
     b = tl.program_id(1).to(tl.int64)
     segment = b % (segments - 1) + 1
     b = b // (segments - 1)

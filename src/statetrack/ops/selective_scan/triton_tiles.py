@@ -202,6 +202,16 @@ def by_two(x):
 
 
 @triton.jit
+def strides(x_b, x_d, x_t, LIES: tl.constexpr, VECTOR: tl.constexpr, PAIRS: tl.constexpr):
+    """The same, with what is known of them: multiples of eight where VECTOR and by time, even where PAIRS."""
+    if VECTOR and LIES == 1:
+        x_b, x_d = by_eight(x_b), by_eight(x_d)
+    if PAIRS:
+        x_b, x_t = by_two(x_b), by_two(x_t)
+    return x_b, x_d, x_t
+
+
+@triton.jit
 def packed_sequence(cu_seqlens, s, L: tl.constexpr):
     """First step, length and tiles of packed sequence s, and 1 if the last tile is half a one.
 
