@@ -30,6 +30,7 @@ _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
 PARTIAL = ".partial"  # ends the name of a file that is being written
+CHECKSUM = "statetrack.crc32"  # in a file's metadata
 
 
 class DamagedFile(Exception):
@@ -63,9 +64,9 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def save_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
-    """Write tensors by name as a safetensors file; a checksum of the data goes into the metadata."""
+    """Write tensors by name as a safetensors file; a checksum of all of it goes into the metadata."""
     header: dict[str, Any] = {}
-    data, offset, checksum = [], 0, 0
+    data, offset = [], 0
     for name, tensor in tensors.items():
         raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
         header[name] = {
@@ -73,9 +74,10 @@ def save_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str
             "shape": list(tensor.shape),
             "data_offsets": [offset, offset + len(raw)],
         }
-        offset, checksum = offset + len(raw), zlib.crc32(raw, checksum)
+        offset += len(raw)
         data.append(raw)
-    header["__metadata__"] = (metadata or {}) | {"crc32": f"{checksum:08x}"}
+    header["__metadata__"] = dict(metadata or {})
+    header["__metadata__"] |= {CHECKSUM: _checksum(header, data)}
     encoded = json.dumps(header).encode()
     encoded += b" " * (-len(encoded) % 8)
     write_atomically(path, [len(encoded).to_bytes(8, "little"), encoded, *data])
@@ -87,15 +89,24 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     try:
         size = int.from_bytes(raw[:8], "little")
         header = json.loads(raw[8 : 8 + size])
-        metadata = header.pop("__metadata__", {})
         data = memoryview(raw)[8 + size :]
+        expected = header.get("__metadata__", {}).pop(CHECKSUM, None)
+        if expected is not None and _checksum(header, [data]) != expected:
+            raise ValueError("its checksum does not match")
+        metadata = header.pop("__metadata__", {})
         if len(data) != max((entry["data_offsets"][1] for entry in header.values()), default=0):
             raise ValueError(f"{len(raw)} bytes is not the length its header asks for")
-        if "crc32" in metadata and f"{zlib.crc32(data):08x}" != metadata["crc32"]:
-            raise ValueError("its checksum does not match")
         return {name: _tensor(data, entry) for name, entry in header.items()}, metadata
     except (ValueError, LookupError, TypeError, AttributeError, RuntimeError, OverflowError) as error:
         raise DamagedFile(f"{path} is damaged: {error}") from error
+
+
+def _checksum(header: dict[str, Any], data: Iterable[bytes | memoryview]) -> str:
+    """Of a file's header, which has none yet, and of its data."""
+    total = zlib.crc32(json.dumps(header).encode())
+    for part in data:
+        total = zlib.crc32(part, total)
+    return f"{total:08x}"
 
 
 def _tensor(data: memoryview, entry: dict) -> Tensor:

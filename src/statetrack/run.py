@@ -27,9 +27,12 @@ from statetrack.files import PARTIAL, write_json
 from statetrack.layers import Model
 from statetrack.spec import RunSpec
 from statetrack.training import Diverged, Interrupted, Options, build_model, train
-from statetrack.training.loop import Running, stop_signals
+from statetrack.training.checkpoint import checkpoints
+from statetrack.training.loop import Running, resolve_device, stop_signals
 
 RESULTS = Path("results")
+# what the system says of a file named where a folder is expected, or the reverse, or one that is not ours
+PATH_MISTAKES = NotADirectoryError, IsADirectoryError, FileExistsError, PermissionError
 
 
 def run(spec: RunSpec, folder: Path | None = None, options: Options | None = None) -> dict[str, Any]:
@@ -49,6 +52,7 @@ def run(spec: RunSpec, folder: Path | None = None, options: Options | None = Non
 def running(spec: RunSpec, folder: Path | None, options: Options, stop: threading.Event) -> Running:
     """`run` in steps: yields after each of them, returns the content of done.json."""
     spec = spec.resolved()
+    resolve_device(options.device)  # a wrong one leaves no folder
     folder = Path(folder) if folder is not None else RESULTS / run_id(spec)
     with claim(folder):
         _check_spec(folder, spec)
@@ -73,7 +77,7 @@ def running(spec: RunSpec, folder: Path | None, options: Options, stop: threadin
             "machine": machine(options.device),
         }
         write_json(folder / "done.json", done)
-        for name in (*folder.glob("checkpoint-*.safetensors"), folder / "timing.json"):
+        for name in (*checkpoints(folder), folder / "timing.json"):
             name.unlink(missing_ok=True)
     return done
 
@@ -95,11 +99,14 @@ def load_run(folder: str | Path) -> tuple[RunSpec, Model]:
 
 
 def read_done(folder: Path) -> dict[str, Any] | None:
-    """The result of a finished run, or None."""
+    """The result of a finished run, or None; a file that is anything else counts as none."""
     try:
-        return json.loads((folder / "done.json").read_text())
-    except (FileNotFoundError, json.JSONDecodeError):
+        done = json.loads((folder / "done.json").read_text())
+    except (FileNotFoundError, ValueError):
         return None
+    parts = {"id": str, "metrics": dict, "seconds": (int, float), "machine": dict}
+    whole = isinstance(done, dict) and all(isinstance(done.get(name), kind) for name, kind in parts.items())
+    return done if whole else None
 
 
 def machine(device: str) -> dict[str, str]:
@@ -183,6 +190,8 @@ def exit_codes() -> Iterator[None]:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has gone: say no more
         raise SystemExit(1) from None
+    except PATH_MISTAKES as error:
+        _leave(2, f"error: {error}. Choose another path.")
     except OSError as error:
         _leave(1, f"error: {error}. Files already written are whole.")
 

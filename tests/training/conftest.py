@@ -5,8 +5,10 @@ from dataclasses import replace
 import pytest
 
 from statetrack.layers import model_config
+from statetrack.run import run
 from statetrack.spec import EvaluationConfig, RunSpec, TrainingConfig
 from statetrack.tasks import task
+from statetrack.training import Options
 
 
 @pytest.fixture
@@ -23,3 +25,21 @@ def small_spec():
 def change():
     """Replace fields of a spec's training part."""
     return lambda spec, **fields: replace(spec, training=replace(spec.training, **fields)).resolved()
+
+
+@pytest.fixture
+def run_until():
+    """Run, with a checkpoint after every step, and die without warning at the first log line from one on."""
+
+    class Stop(Exception):
+        pass
+
+    def start(spec, folder, step):
+        def die(at, row):
+            if at >= step:
+                raise Stop
+
+        with pytest.raises(Stop):
+            run(spec, folder, Options(checkpoint_seconds=0.0, progress=die, say=lambda text: None))
+
+    return start

@@ -113,4 +113,4 @@ def test_a_checkpoint_of_the_deepest_word_problem_model_has_under_16_mib(tmp_pat
     spec = replace(spec, training=replace(spec.training, batch=1, precision="float32")).resolved()
     step = TrainingStep(spec, new_state(spec, CPU), print)
     step()
-    assert save_checkpoint(tmp_path, step.state).stat().st_size < 16 * 2**20
+    assert save_checkpoint(tmp_path, step.state, spec.id, 0).stat().st_size < 16 * 2**20

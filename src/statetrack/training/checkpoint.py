@@ -25,14 +25,18 @@ class TrainingState:
     step: int = 0
 
 
-def save_checkpoint(folder: Path, state: TrainingState) -> Path:
-    """Write checkpoint-<step>.safetensors, then drop all but the newest two."""
+def save_checkpoint(folder: Path, state: TrainingState, run: str, rows: int) -> Path:
+    """Write checkpoint-<step>.safetensors, then drop all but the newest two.
+
+    `run` is the id of the run, `rows` how many rows of metrics there are so far.
+    """
     tensors = {f"model.{name}": p for name, p in state.model.state_dict().items()}
     for i, moments in state.optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer.{i}.{name}": value for name, value in moments.items()}
     tensors |= {"generator": state.generator.get_state(), "loss_sum": state.loss_sum}
     path = folder / f"checkpoint-{state.step:09d}.safetensors"
-    metadata = {"step": str(state.step), "device": state.loss_sum.device.type, "format": "1"}
+    metadata = {"step": str(state.step), "device": state.loss_sum.device.type, "format": "2"}
+    metadata |= {"run": run, "rows": str(rows)}
     save_tensors(path, tensors, metadata)
     # later ones could not be used, or this run would have gone on from them
     later = [p for p in checkpoints(folder) if _step_of(p) > state.step]
@@ -44,23 +48,36 @@ def save_checkpoint(folder: Path, state: TrainingState) -> Path:
 def checkpoints(folder: Path) -> list[Path]:
     """The checkpoints in a folder, newest first."""
     found = [p for p in folder.glob("checkpoint-*.safetensors") if re.fullmatch(r"checkpoint-\d+", p.stem)]
-    return sorted(found, reverse=True)
+    return sorted((p for p in found if p.is_file()), reverse=True)
 
 
-def load_latest(folder: Path, state: TrainingState, say: Callable[[str], None]) -> bool:
-    """Bring `state` to the newest whole checkpoint; a damaged one is reported and passed over."""
+def load_latest(
+    folder: Path,
+    new_state: Callable[[], TrainingState],
+    run: str,
+    rows: list[int],
+    say: Callable[[str], None],
+) -> TrainingState | None:
+    """A new state brought to the newest checkpoint that is whole and of this run; None if there is none.
+
+    Others are told and passed over. `rows` are the steps of the rows of metrics in the folder; a checkpoint
+    counts on those before it.
+    """
     for path in checkpoints(folder):
+        state = new_state()  # one that could not be restored may be half another
         try:
             tensors, metadata = load_tensors(path)
             _check_device(path, metadata.get("device"), state)
+            _check_place(path, metadata, run, rows)
             _restore(state, tensors, int(metadata["step"]))
-        except (DamagedFile, KeyError, ValueError, RuntimeError) as error:
+        except (DamagedFile, KeyError, ValueError, RuntimeError, OSError) as error:
             if isinstance(error, UserError):
                 raise
-            say(f"{path.name} cannot be used and is passed over: {error}")
+            missing = f"it has no {error}" if isinstance(error, KeyError) else error
+            say(f"{path.name} cannot be used and is passed over: {missing}")
             continue
-        return True
-    return False
+        return state
+    return None
 
 
 def _step_of(path: Path) -> int:
@@ -75,6 +92,18 @@ def _check_device(path: Path, device: str | None, state: TrainingState) -> None:
             f"{path} was written by a run on {device}, this one is on {here}, where training data differ. "
             f"Use --device {device}, or another --out."
         )
+
+
+def _check_place(path: Path, metadata: dict[str, str], run: str, rows: list[int]) -> None:
+    """A checkpoint must be what its name says, of this run, and find the metrics it left."""
+    step, before = int(metadata["step"]), int(metadata["rows"])
+    if step != _step_of(path):
+        raise ValueError(f"it is of step {step}")
+    if metadata["run"] != run:
+        raise ValueError(f"it is of another run, {metadata['run']}")
+    there = sum(row <= step for row in rows)
+    if there != before:
+        raise ValueError(f"metrics.jsonl has {there} of the {before} rows before it")
 
 
 def _restore(state: TrainingState, tensors: dict[str, Tensor], step: int) -> None:

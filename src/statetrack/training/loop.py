@@ -1,7 +1,9 @@
 """The training loop: one spec in, one results folder out."""
 
 import contextlib
+import functools
 import json
+import os
 import signal
 import threading
 import time
@@ -14,6 +16,7 @@ from typing import Any
 import torch
 from torch import Generator
 
+from statetrack.config import run_id
 from statetrack.errors import UserError
 from statetrack.files import save_tensors, write_text
 from statetrack.layers import Model
@@ -45,6 +48,10 @@ class Options:
     cuda_graphs: bool = True  # on a GPU, launch a step at once instead of kernel by kernel
     progress: ProgressCallback = lambda step, row: None  # after every log line, with its row
     say: Callable[[str], None] = print
+
+    def __post_init__(self) -> None:
+        if not self.checkpoint_seconds >= 0:
+            raise UserError(f"checkpoint_seconds is {self.checkpoint_seconds}, expected 0 or more.")
 
 
 def resolve_device(name: str) -> torch.device:
@@ -86,13 +93,16 @@ def train(spec: RunSpec, folder: Path, options: Options, stop: threading.Event) 
 
     Yields after every step. When `stop` is set, a checkpoint is written and Interrupted raised.
     """
-    state = new_state(spec, resolve_device(options.device))
-    resumed = load_latest(folder, state, options.say)
-    if not resumed and checkpoints(folder):
-        options.say("No checkpoint is whole: starting from step 0.")
-    metrics = MetricsFile(folder / "metrics.jsonl", state.step)
-    if resumed:
+    device, path = resolve_device(options.device), folder / "metrics.jsonl"
+    fresh = functools.partial(new_state, spec, device)
+    rows = [row["step"] for row in read_metrics(path)]
+    state = load_latest(folder, fresh, run_id(spec), rows, options.say)
+    if state is not None:
         options.say(f"Going on from step {state.step} of {spec.training.steps}.")
+    elif checkpoints(folder):
+        options.say("No checkpoint can be used: starting from step 0.")
+    state = state or fresh()
+    metrics = MetricsFile(path, state.step)
     step = TrainingStep(spec, state, options.say, options.cuda_graphs)
     saved_at = time.monotonic()
     while state.step < spec.training.steps:
@@ -117,7 +127,8 @@ def _after_step(spec: RunSpec, folder: Path, options: Options, state: TrainingSt
         options.progress(state.step, row)
     asked = stop.is_set() and not last
     if evaluates or asked or time.monotonic() - saved_at > options.checkpoint_seconds:
-        save_checkpoint(folder, state)
+        metrics.flush()
+        save_checkpoint(folder, state, run_id(spec), len(metrics.rows))
         saved_at = time.monotonic()
     if asked:
         raise Interrupted(f"Stopped at step {state.step} of {steps}; the same command goes on from there.")
@@ -147,12 +158,17 @@ class MetricsFile:
             file.write(json.dumps(row) + "\n")
         self.rows.append(row)
 
+    def flush(self) -> None:
+        """Have the rows on the disk: a checkpoint counts on them."""
+        with open(self.path, "a") as file:
+            os.fsync(file.fileno())
+
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The whole rows of metrics.jsonl; a line cut off by a kill ends the reading."""
     rows: list[dict[str, Any]] = []
     if path.exists():
-        for line in path.read_text().splitlines():
+        for line in path.read_text(errors="replace").splitlines():
             try:
                 row = json.loads(line)
             except json.JSONDecodeError:
