@@ -54,6 +54,8 @@ def test_help_lists_the_commands(capsys):
         (["train", "--value-dim", "-3"], "value_dim is -3"),
         (["train", "--convolution", "-1"], "convolution is -1"),
         (["train", "--mlp-ratio", "nan"], "mlp_ratio is nan"),
+        (["train", "--checkpoint-seconds", "nan"], "checkpoint_seconds is nan"),
+        (["train", "--checkpoint-seconds", "-1"], "checkpoint_seconds is -1"),
         (["train", "--mixer", "mamba", "--convolution", "0"], "convolution is 0"),
         (["train", "--mixer", "mamba", "--d-state", "0"], "d_state is 0"),
         (["train", "--mixer", "dense-transition", "--size", "0"], "size is 0"),
@@ -68,6 +70,7 @@ def test_mistakes_end_with_code_2_and_name_the_problem(arguments, message, capsy
     shown = capsys.readouterr()
     assert message in " ".join((shown.err + shown.out).split())
     assert "Traceback" not in shown.err
+    assert not list(tmp_path.iterdir())
 
 
 def test_every_field_of_the_spec_is_a_flag():
@@ -134,6 +137,38 @@ def test_an_output_folder_that_cannot_be_made_is_a_clear_error(tmp_path, capsys)
     (tmp_path / "file").write_text("")
     assert exit_code(["train", *SMALL, "--out", str(tmp_path / "file" / "run")]) == 2
     assert "cannot be made: Not a directory" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["compile", "--group", "S3", "--out"],
+        ["reproduce", "fig-parity", "--scale", "smoke", "--out"],
+        ["explain", "--regex", "ab", "--alphabet", "ab", "--html"],
+    ],
+)
+def test_a_file_where_a_folder_is_expected_is_the_users_mistake(command, tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert exit_code([*command, str(tmp_path / "file" / "x.json")]) == 2
+    assert "Choose another path" in capsys.readouterr().err
+
+
+def test_control_c_while_torch_loads_is_one_line():
+    code = """
+import sys
+from statetrack.cli import main
+
+class Interrupts:
+    def find_spec(name, *_):
+        if name == "torch":
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Interrupts)
+main(["train"])
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode == 130
+    assert result.stderr == "Stopped.\n"
 
 
 def test_demo_prints_a_table_and_writes_a_self_contained_report(tmp_path, monkeypatch, capsys):

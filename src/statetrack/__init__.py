@@ -1,13 +1,33 @@
 """statetrack: linear recurrent networks that can track state.
 
-Importing this package loads torch and numpy, nothing more.
+Names are imported when they are first asked for; they bring torch and numpy, nothing more.
 """
 
-from statetrack.layers import build, model_config
-from statetrack.ops import checked, delta_rule, selective_scan
-from statetrack.spec import RunSpec
-from statetrack.tasks import task
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from statetrack.layers import build, model_config
+    from statetrack.ops import checked, delta_rule, selective_scan
+    from statetrack.spec import RunSpec
+    from statetrack.tasks import task
 
 __version__ = "0.1.0"
 
 __all__ = ["RunSpec", "build", "checked", "delta_rule", "model_config", "selective_scan", "task"]
+
+_HOMES = {"build": "layers", "model_config": "layers", "RunSpec": "spec", "task": "tasks"}
+_HOMES |= dict.fromkeys(("checked", "delta_rule", "selective_scan"), "ops")
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        value = globals()[name] = getattr(import_module(f"statetrack.{_HOMES[name]}"), name)
+        return value
+    if name in _HOMES.values():
+        return import_module(f"statetrack.{name}")
+    raise AttributeError(f"module 'statetrack' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

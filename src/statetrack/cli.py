@@ -4,7 +4,7 @@ import importlib
 import sys
 
 from statetrack.errors import unknown_name
-from statetrack.run import exit_codes
+from statetrack.exits import exit_codes
 
 COMMANDS = {
     "demo": (

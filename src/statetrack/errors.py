@@ -10,6 +10,14 @@ class UserError(ValueError):
     """A wrong input. The command line prints its message and exits with code 2, without a traceback."""
 
 
+class Interrupted(Exception):
+    """The user asked a run to stop; a checkpoint has been written."""
+
+
+class Diverged(Exception):
+    """The loss is no longer a number."""
+
+
 def unknown_name(what: str, name: object, known: Iterable[str]) -> UserError:
     """The error for a name that does not exist, with the nearest one that does."""
     known = sorted(known)

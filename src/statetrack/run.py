@@ -10,9 +10,7 @@ import argparse
 import contextlib
 import fcntl
 import json
-import os
 import platform
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -23,16 +21,15 @@ import torch
 
 from statetrack.config import run_id
 from statetrack.errors import UserError
+from statetrack.exits import exit_codes
 from statetrack.files import PARTIAL, write_json
 from statetrack.layers import Model
 from statetrack.spec import RunSpec
-from statetrack.training import Diverged, Interrupted, Options, build_model, train
+from statetrack.training import Options, build_model, train
 from statetrack.training.checkpoint import checkpoints
 from statetrack.training.loop import Running, resolve_device, stop_signals
 
 RESULTS = Path("results")
-# what the system says of a file named where a folder is expected, or the reverse, or one that is not ours
-PATH_MISTAKES = NotADirectoryError, IsADirectoryError, FileExistsError, PermissionError
 
 
 def run(spec: RunSpec, folder: Path | None = None, options: Options | None = None) -> dict[str, Any]:
@@ -174,31 +171,6 @@ def _seconds_so_far(folder: Path) -> float:
         return float(json.loads((folder / "timing.json").read_text())["seconds"])
     except (OSError, ValueError, KeyError, TypeError):
         return 0.0
-
-
-@contextlib.contextmanager
-def exit_codes() -> Iterator[None]:
-    """Errors as one line on stderr: exit code 2 for a user's mistake, 130 when stopped, 1 for failures."""
-    try:
-        yield
-    except UserError as error:
-        _leave(2, f"error: {error}")
-    except (Interrupted, KeyboardInterrupt) as error:
-        _leave(130, str(error) or "Stopped.")
-    except Diverged as error:
-        _leave(1, f"error: {error}")
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has gone: say no more
-        raise SystemExit(1) from None
-    except PATH_MISTAKES as error:
-        _leave(2, f"error: {error}. Choose another path.")
-    except OSError as error:
-        _leave(1, f"error: {error}. Files already written are whole.")
-
-
-def _leave(code: int, message: str) -> None:
-    print(message, file=sys.stderr)
-    raise SystemExit(code)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -161,7 +161,8 @@ class DFA:
             raise UserError(f"DFA.from_json: the text is not JSON: {error}.") from error
         fields = ("alphabet", "transitions", "start", "accepting")
         if not isinstance(record, dict) or sorted(record) != sorted(fields):
-            found = ", ".join(sorted(map(str, record))) if isinstance(record, dict) else type(record).__name__
+            names = ", ".join(sorted(map(str, record))) if isinstance(record, dict) else type(record).__name__
+            found = names or "none of them"
             raise UserError(f"DFA.from_json: expected an object with {', '.join(fields)}; found {found}.")
         if not isinstance(record["transitions"], dict) or not isinstance(record["accepting"], list):
             raise UserError("DFA.from_json: expected transitions as an object and accepting as a list.")

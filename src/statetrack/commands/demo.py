@@ -24,7 +24,7 @@ TITLE = "The same linear RNN, with and without negative eigenvalues"
 class DemoOptions:
     """Train small models on parity and on swaps of five items, in both eigenvalue ranges; print and plot."""
 
-    quick: bool = False  # half a minute instead of two: half the length, a smaller claim
+    quick: bool = False  # half the time: half the length, a smaller claim
     out: Path = Path("results/demo")
     device: str = "auto"  # auto, cpu or cuda
 

@@ -17,7 +17,7 @@ import torch
 from torch import Generator
 
 from statetrack.config import run_id
-from statetrack.errors import UserError
+from statetrack.errors import Diverged, Interrupted, UserError
 from statetrack.files import save_tensors, write_text
 from statetrack.layers import Model
 from statetrack.spec import RunSpec
@@ -29,14 +29,6 @@ from statetrack.training.step import TrainingStep
 ProgressCallback = Callable[[int, dict[str, Any]], None]
 # What carries out a run step by step: it yields after each, so that several can take turns on one GPU.
 Running = Coroutine[None, None, dict[str, Any]]
-
-
-class Interrupted(Exception):
-    """The user asked the run to stop; a checkpoint has been written."""
-
-
-class Diverged(Exception):
-    """The loss is no longer a number."""
 
 
 @dataclass

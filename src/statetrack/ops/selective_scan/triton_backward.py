@@ -9,6 +9,9 @@ states from the one saved before it. Between tiles a_t g_t waits in `carry` and 
 channels and all sequences are left to `reduce_kernel`, in a fixed order, so results repeat exactly.
 """
 
+# Triton's language is not Python to a type checker.
+# pyright: reportGeneralTypeIssues=false
+
 import triton.language as tl
 
 from statetrack.ops.selective_scan.triton_tiles import (
@@ -74,7 +77,7 @@ def backward_kernel(
     sums += b * (N + 2) * channels + d
     start, half, row_tiles = 0, TAIL, tiles
     if PACKED:
-        start, T, tiles, half = packed_sequence(cu_seqlens, b, L)  # pyright: ignore[reportGeneralTypeIssues]
+        start, T, tiles, half = packed_sequence(cu_seqlens, b, L)
     first = 0
     i = tiles - 1
     if SEGMENTED:

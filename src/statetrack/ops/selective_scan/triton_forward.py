@@ -6,6 +6,9 @@ whole tile of h_t is computed in registers and read out into y. Between tiles a 
 `saved`, which is what the backward starts from. Names as in `reference.py`; all arithmetic is float32.
 """
 
+# Triton's language is not Python to a type checker.
+# pyright: reportGeneralTypeIssues=false
+
 import triton.language as tl
 
 from statetrack.ops.selective_scan.triton_tiles import (
@@ -66,7 +69,7 @@ def forward_kernel(
     pair = tl.arange(0, 2)[None, :]
     start, half = 0, TAIL
     if PACKED:
-        start, T, tiles, half = packed_sequence(cu_seqlens, b, L)  # pyright: ignore[reportGeneralTypeIssues]
+        start, T, tiles, half = packed_sequence(cu_seqlens, b, L)
     i = 0
     stop = tiles
     if SEGMENTED:
@@ -104,7 +107,7 @@ def forward_kernel(
                     at += (i - 1).to(tl.int64) * N * channels
                 tl.store(at, h0, mask=in_d)
     # whole tiles, and then, if the last steps fill at most half a tile, half a one
-    for part in tl.static_range(1 + TAIL):  # pyright: ignore[reportGeneralTypeIssues]
+    for part in tl.static_range(1 + TAIL):
         row = tl.arange(0, L >> part)[:, None]
         # 32 numbers with C's or more, or the compiler has every lane load all of them
         rows = tl.arange(0, 16)[:, None] % (L >> part)

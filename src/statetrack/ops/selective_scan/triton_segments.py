@@ -3,6 +3,9 @@
 Tiles and names as in `triton_forward` and `triton_backward`.
 """
 
+# Triton's language is not Python to a type checker.
+# pyright: reportGeneralTypeIssues=false
+
 import triton.language as tl
 
 from statetrack.ops.selective_scan.triton_tiles import (

@@ -1,0 +1,39 @@
+"""How a command ends: one line and an exit code, never a traceback for what a user did.
+
+Imports nothing heavy, so that Ctrl-C is caught while torch loads.
+"""
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+
+from statetrack.errors import Diverged, Interrupted, UserError
+
+# what the system says of a file named where a folder is expected, or the reverse, or one that is not ours
+PATH_MISTAKES = NotADirectoryError, IsADirectoryError, FileExistsError, PermissionError
+
+
+@contextlib.contextmanager
+def exit_codes() -> Iterator[None]:
+    """Errors as one line on stderr: exit code 2 for a user's mistake, 130 when stopped, 1 for failures."""
+    try:
+        yield
+    except UserError as error:
+        _leave(2, f"error: {error}")
+    except (Interrupted, KeyboardInterrupt) as error:
+        _leave(130, str(error) or "Stopped.")
+    except Diverged as error:
+        _leave(1, f"error: {error}")
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has gone: say no more
+        raise SystemExit(1) from None
+    except PATH_MISTAKES as error:
+        _leave(2, f"error: {error}. Choose another path.")
+    except OSError as error:
+        _leave(1, f"error: {error}. Files already written are whole.")
+
+
+def _leave(code: int, message: str) -> None:
+    print(message, file=sys.stderr)
+    raise SystemExit(code)
