@@ -112,6 +112,15 @@ def test_another_spec_in_the_same_folder_is_refused(tmp_path, capsys):
     assert "different spec (seed 0, here 1)" in capsys.readouterr().err
 
 
+def test_waiting_threads_sleep_early_unless_the_user_says_otherwise(monkeypatch, capsys):
+    monkeypatch.setenv("GOMP_SPINCOUNT", "7")
+    main(["train", "--print-spec"])
+    assert os.environ["GOMP_SPINCOUNT"] == "7"
+    monkeypatch.delenv("GOMP_SPINCOUNT")
+    main(["train", "--print-spec"])
+    assert os.environ["GOMP_SPINCOUNT"] == "1000"
+
+
 def test_values_are_checked_when_asked_for(tmp_path):
     main(["train", *SMALL, "--check-values", "--out", str(tmp_path)])
 

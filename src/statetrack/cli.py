@@ -1,6 +1,7 @@
 """The command line: `statetrack COMMAND ...`. A command's module is imported when asked for."""
 
 import importlib
+import os
 import sys
 
 from statetrack.errors import unknown_name
@@ -40,6 +41,10 @@ def main(arguments: list[str] | None = None) -> None:
             return
         if arguments[0] not in COMMANDS:
             raise unknown_name("command", arguments[0], COMMANDS)
+        if arguments[0] != "bench":  # which measures things as they are
+            # Threads that wait for each other keep their cores for milliseconds, and two runs on the same ones
+            # take four times as long: let them sleep after microseconds. Read when torch is loaded.
+            os.environ.setdefault("GOMP_SPINCOUNT", "1000")
         importlib.import_module(COMMANDS[arguments[0]][0]).main(arguments[1:])
 
 
