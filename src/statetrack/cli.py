@@ -42,8 +42,8 @@ def main(arguments: list[str] | None = None) -> None:
         if arguments[0] not in COMMANDS:
             raise unknown_name("command", arguments[0], COMMANDS)
         if arguments[0] != "bench":  # which measures things as they are
-            # Threads that wait for each other keep their cores for milliseconds, and two runs on the same ones
-            # take four times as long: let them sleep after microseconds. Read when torch is loaded.
+            # Threads that wait for each other keep their cores for milliseconds, and two runs on the same
+            # ones take four times as long: let them sleep after microseconds. Read when torch is loaded.
             os.environ.setdefault("GOMP_SPINCOUNT", "1000")
         importlib.import_module(COMMANDS[arguments[0]][0]).main(arguments[1:])
 
