@@ -34,7 +34,7 @@ def work(connection: Connection, device: str, threads: int) -> None:
     os.setpgrp()
     torch.set_num_threads(threads)
     under_way: dict[str, RunInTurns] = {}
-    with contextlib.suppress(EOFError, BrokenPipeError), stop_signals() as stop:
+    with contextlib.suppress(EOFError, ConnectionError), stop_signals() as stop:
         while True:
             while not under_way or connection.poll():
                 if (message := connection.recv()) is None:
@@ -101,7 +101,7 @@ class RunInTurns:
         except (UserError, Diverged) as error:
             print(f"error: {error}", flush=True)
             return "failed", str(error)
-        except BrokenPipeError:
+        except ConnectionError:  # the parent is gone
             raise
         except Exception as error:  # whatever breaks one run must not break the sweep
             traceback.print_exc()
