@@ -3,6 +3,8 @@
 Compilation runs in a process of its own: under pytest this one has Triton's interpreter switched on.
 """
 
+import atexit
+import functools
 import json
 import os
 import re
@@ -10,30 +12,38 @@ import subprocess
 import sys
 from dataclasses import dataclass
 
+# Reads a kernel per line and answers with a line: ["usage", report, shared memory] or ["error", traceback].
 WORKER = """
-import importlib, json, pathlib, subprocess, sys, tempfile
+import importlib, json, pathlib, subprocess, sys, tempfile, traceback
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-name, types, constants, options = json.loads(sys.argv[1])
-module, function = name.split(":")
-kernel = getattr(importlib.import_module(module), function)
-names = kernel.arg_names
-source = ASTSource(
-    fn=kernel,
-    signature={name: types.get(name, "constexpr") for name in names},
-    constexprs={(names.index(name),): value for name, value in constants.items()},
-    attrs={(names.index(name),): [["tt.divisibility", 16]] for name in types if types[name][0] == "*"},
-)
-compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
-tools = pathlib.Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
-with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
-    cubin.write(compiled.asm["cubin"])
-    cubin.flush()
-    command = [str(tools / "cuobjdump"), "-res-usage", cubin.name]
-    print(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-print("METADATA", compiled.metadata.shared)
+def usage(name, types, constants, options):
+    module, function = name.split(":")
+    kernel = getattr(importlib.import_module(module), function)
+    names = kernel.arg_names
+    source = ASTSource(
+        fn=kernel,
+        signature={name: types.get(name, "constexpr") for name in names},
+        constexprs={(names.index(name),): value for name, value in constants.items()},
+        attrs={(names.index(name),): [["tt.divisibility", 16]] for name in types if types[name][0] == "*"},
+    )
+    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    tools = pathlib.Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
+        cubin.write(compiled.asm["cubin"])
+        cubin.flush()
+        command = [str(tools / "cuobjdump"), "-res-usage", cubin.name]
+        report = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return ["usage", report, compiled.metadata.shared]
+
+for line in sys.stdin:
+    try:
+        answer = usage(*json.loads(line))
+    except Exception:
+        answer = ["error", traceback.format_exc()]
+    print("ANSWER", json.dumps(answer), flush=True)
 """
 
 
@@ -58,17 +68,34 @@ def compile_sm90(
     to 16 bytes, as torch allocates them. `constants` names every constexpr, `registers` the most a thread may
     have, if that is limited.
     """
+    options = {"num_warps": num_warps, "num_stages": num_stages}
+    options |= {"maxnreg": registers} if registers else {}
+    worker = _worker()
+    assert worker.stdin is not None
+    assert worker.stdout is not None
+    worker.stdin.write(json.dumps([kernel, types, constants, options]) + "\n")
+    worker.stdin.flush()
+    answer = next((line for line in worker.stdout if line.startswith("ANSWER ")), None)
+    if answer is None:
+        _worker.cache_clear()
+        raise RuntimeError(f"{kernel} ended the compiler, with exit code {worker.wait()}.")
+    kind, report, *shared = json.loads(answer.removeprefix("ANSWER "))
+    if kind == "error":
+        raise RuntimeError(f"{kernel} does not compile for sm_90:\n{report[-3000:]}")
+    usage = {name: int(number) for name, number in re.findall(r"([A-Z]+):(\d+)", report)}
+    return Compiled(usage["REG"], usage["STACK"] + usage["LOCAL"], shared[0])
+
+
+@functools.cache
+def _worker() -> subprocess.Popen:
+    """The compiler's process: one for all kernels, because importing takes longer than compiling most."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    options = {"num_warps": num_warps, "num_stages": num_stages} | (
-        {"maxnreg": registers} if registers else {}
+    command = [sys.executable, "-c", WORKER]
+    worker = subprocess.Popen(
+        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
-    command = [sys.executable, "-c", WORKER, json.dumps([kernel, types, constants, options])]
-    result = subprocess.run(command, env=environment, capture_output=True, text=True)
-    if result.returncode:
-        raise RuntimeError(f"{kernel} does not compile for sm_90:\n{result.stderr[-3000:]}")
-    usage = {name: int(number) for name, number in re.findall(r"([A-Z]+):(\d+)", result.stdout)}
-    shared = int(result.stdout.split("METADATA ")[1])
-    return Compiled(usage["REG"], usage["STACK"] + usage["LOCAL"], shared)
+    atexit.register(worker.kill)
+    return worker
 
 
 def assert_fits(compiled: Compiled, spilled: int = 0) -> None:
