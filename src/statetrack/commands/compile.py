@@ -75,8 +75,8 @@ def _summary(compiled: CompiledLRNN) -> str:
         count = f"{len(layer.actions)} transition{'s' if len(layer.actions) != 1 else ''}"
         lines.append(f"\n{layer.name}: {count} on {layer.size} coordinate{'s' if layer.size != 1 else ''}")
         for action in layer.actions[:SHOWN_ACTIONS]:
-            count = len(action.factors())
-            factors = f"{count:>3} factor" + (" " if count == 1 else "s")
+            number = len(action.factors())
+            factors = f"{number:>3} factor" + (" " if number == 1 else "s")
             lines.append(f"  {factors}  {describe_action(action)}"[:100])
         if len(layer.actions) > SHOWN_ACTIONS:
             lines.append(f"  and {len(layer.actions) - SHOWN_ACTIONS} more")
