@@ -58,6 +58,10 @@ def _small_betas(inputs):
     inputs["beta"] *= 1e-6
 
 
+def _some_zero_betas(inputs):
+    inputs["beta"][:, ::3] = 0
+
+
 def _zero_queries(inputs):
     inputs["q"][:] = 0
 
@@ -77,6 +81,7 @@ SPREAD = [
     pytest.param(_zero_values, False, id="a stretch of zeros"),
     pytest.param(_zero_values, True, id="zeros and one answer"),
     pytest.param(_small_betas, False, id="small betas"),
+    pytest.param(_some_zero_betas, False, id="zeros among the betas"),
     pytest.param(_zero_queries, True, id="zero queries"),
     pytest.param(_small_keys, False, id="small keys"),
     pytest.param(_late_outlier, False, id="a late outlier"),

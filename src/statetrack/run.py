@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 
-from statetrack.config import run_id
 from statetrack.errors import UserError
 from statetrack.exits import exit_codes
 from statetrack.files import PARTIAL, write_json
@@ -50,7 +49,7 @@ def running(spec: RunSpec, folder: Path | None, options: Options, stop: threadin
     """`run` in steps: yields after each of them, returns the content of done.json."""
     spec = spec.resolved()
     resolve_device(options.device)  # a wrong one leaves no folder
-    folder = Path(folder) if folder is not None else RESULTS / run_id(spec)
+    folder = Path(folder) if folder is not None else RESULTS / spec.id
     with claim(folder):
         _check_spec(folder, spec)
         done = read_done(folder)
@@ -68,7 +67,7 @@ def running(spec: RunSpec, folder: Path | None, options: Options, stop: threadin
             with contextlib.suppress(OSError):  # a full disk must not hide what went wrong
                 write_json(folder / "timing.json", {"seconds": seconds})
         done = {
-            "id": run_id(spec),
+            "id": spec.id,
             "metrics": metrics,
             "seconds": seconds,
             "machine": machine(options.device),

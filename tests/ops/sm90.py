@@ -50,7 +50,8 @@ for line in sys.stdin:
 @dataclass(frozen=True)
 class Compiled:
     registers: int  # per thread
-    spilled: int  # bytes of local memory and stack per thread
+    stack: int  # bytes of the stack per thread, which spilled registers take
+    local: int  # bytes of other local memory per thread
     shared: int  # bytes per program
 
 
@@ -83,7 +84,7 @@ def compile_sm90(
     if kind == "error":
         raise RuntimeError(f"{kernel} does not compile for sm_90:\n{report[-3000:]}")
     usage = {name: int(number) for name, number in re.findall(r"([A-Z]+):(\d+)", report)}
-    return Compiled(usage["REG"], usage["STACK"] + usage["LOCAL"], shared[0])
+    return Compiled(usage["REG"], usage["STACK"], usage["LOCAL"], shared[0])
 
 
 @functools.cache
@@ -101,5 +102,6 @@ def _worker() -> subprocess.Popen:
 def assert_fits(compiled: Compiled, spilled: int = 0) -> None:
     """No register spilled (or no more than these bytes), and a program's shared memory within an SM's."""
     assert compiled.registers < 256, compiled
-    assert compiled.spilled <= spilled, compiled
+    assert compiled.stack <= spilled, compiled
+    assert compiled.local == 0, compiled
     assert compiled.shared <= 227 * 1024, compiled

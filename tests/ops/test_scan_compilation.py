@@ -1,63 +1,12 @@
-"""Every Triton kernel of the selective scan compiles for Hopper (sm_90), and without spilling registers.
-
-Compilation runs in a process of its own: this one has Triton's interpreter switched on.
-"""
-
-import json
-import os
-import subprocess
-import sys
+"""Every Triton kernel of the selective scan compiles for Hopper (sm_90), and without spilling registers."""
 
 import pytest
+from sm90 import assert_fits, compile_sm90
 
-COMPILE = """
-import json, os, re, subprocess, sys, tempfile
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
 from statetrack.ops.selective_scan import triton_calls
 from statetrack.ops.selective_scan.triton_tiles import RUNTIME
 
-CUOBJDUMP = os.path.join(os.path.dirname(triton.__file__), "backends", "nvidia", "bin", "cuobjdump")
-IN_DTYPE = "u delta z out ungated dout du ddelta dz B C dB dC".split()
-
-
-def compile_kernel(kernel, dtype, constants, options):
-    names = kernel.arg_names
-    constants = {name: value for name, value in constants.items() if name in names}
-    types = {name: "*" + (dtype if name in IN_DTYPE else "fp32") for name in names}
-    types |= {name: "i32" for name in names if name in RUNTIME} | {"cu_seqlens": "*i32", "order": "*i32"}
-    source = ASTSource(
-        fn=kernel,
-        signature={name: "constexpr" if name in constants else types[name] for name in names},
-        constexprs={(names.index(name),): value for name, value in constants.items()},
-        attrs={
-            (i,): [["tt.divisibility", 16]]
-            for i, name in enumerate(names)
-            if name not in constants and types[name][0] == "*"
-        },
-    )
-    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
-
-
-def usage(compiled):
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(compiled.asm["cubin"])
-        file.flush()
-        report = subprocess.run([CUOBJDUMP, "-res-usage", file.name], capture_output=True, text=True).stdout
-    found = dict(re.findall(r"(REG|STACK|LOCAL):(\\d+)", report))
-    return {name: int(value) for name, value in found.items()} | {"SHARED": compiled.metadata.shared}
-
-
-for name, dtype, constants in json.loads(sys.argv[1]):
-    options = {"num_warps": 4 if name in ("step_kernel", "reduce_kernel", "order_kernel") else 1}
-    if name == "stepwise_kernel":
-        options["maxnreg"] = triton_calls.WALK_REGISTERS
-        constants["BD"] = triton_calls.WALK_CHANNELS
-    if name == "backward_kernel" and constants["KEPT"]:
-        options["maxnreg"] = triton_calls.BACKWARD_REGISTERS
-    print(json.dumps(usage(compile_kernel(getattr(triton_calls, name), dtype, constants, options))))
-"""
+IN_DTYPE = ["u", "delta", "z", "out", "ungated", "dout", "du", "ddelta", "dz", "B", "C", "dB", "dC"]
 
 LIES = ("U_LIES", "DELTA_LIES", "Z_LIES", "OUT_LIES", "DOUT_LIES", "DU_LIES")
 BY_CHANNEL, BY_TIME = dict.fromkeys(LIES, 0), dict.fromkeys(LIES, 1)
@@ -124,22 +73,27 @@ VARIANTS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def usages():
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-c", COMPILE, json.dumps(VARIANTS)]
-    result = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr[-2000:]
-    return [json.loads(line) for line in result.stdout.splitlines()]
+def compile_as_launched(name, dtype, constants):
+    names = getattr(triton_calls, name).arg_names
+    registers = None
+    if name == "stepwise_kernel":
+        registers = triton_calls.WALK_REGISTERS
+        constants = constants | {"BD": triton_calls.WALK_CHANNELS}
+    if name == "backward_kernel" and constants["KEPT"]:
+        registers = triton_calls.BACKWARD_REGISTERS
+    constants = {name: value for name, value in constants.items() if name in names}
+    types = {name: "*" + (dtype if name in IN_DTYPE else "fp32") for name in names}
+    types |= {name: "i32" for name in names if name in RUNTIME} | {"cu_seqlens": "*i32", "order": "*i32"}
+    types = {name: types[name] for name in names if name not in constants}
+    warps = 4 if name in ("step_kernel", "reduce_kernel", "order_kernel") else 1
+    return compile_sm90(f"{triton_calls.__name__}:{name}", types, constants, warps, registers=registers)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "variant", range(len(VARIANTS)), ids=[f"{name}-{dtype}" for name, dtype, _ in VARIANTS]
+    ("name", "dtype", "constants"), VARIANTS, ids=[f"{name}-{dtype}" for name, dtype, _ in VARIANTS]
 )
-def test_kernels_compile_for_hopper_without_spills(variant, usages):
-    usage = usages[variant]
-    name, _, constants = VARIANTS[variant]
+def test_kernels_compile_for_hopper_without_spills(name, dtype, constants):
     spilled = 0
     if name == "backward_kernel" and constants["KEPT"]:
         spilled = 32  # registers are limited for the sake of a third more programs; not in the inner loop
@@ -147,7 +101,4 @@ def test_kernels_compile_for_hopper_without_spills(variant, usages):
         spilled = 8 if name == "forward_kernel" else 128
     if name == "backward_kernel" and constants["HAS_LAST"]:
         spilled = 128  # every option is on: a few numbers of a tile are kept in memory
-    assert usage["STACK"] <= spilled
-    assert usage["LOCAL"] == 0
-    assert usage["REG"] <= 255
-    assert usage["SHARED"] <= 227 * 1024
+    assert_fits(compile_as_launched(name, dtype, constants), spilled)

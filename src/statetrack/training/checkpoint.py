@@ -70,7 +70,7 @@ def load_latest(
             _check_device(path, metadata.get("device"), state)
             _check_place(path, metadata, run, rows)
             _restore(state, tensors, int(metadata["step"]))
-        except (DamagedFile, KeyError, ValueError, RuntimeError, OSError) as error:
+        except (DamagedFile, KeyError, ValueError, RuntimeError) as error:
             if isinstance(error, UserError):
                 raise
             missing = f"it has no {error}" if isinstance(error, KeyError) else error

@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import Generator
 
-from statetrack.config import run_id
 from statetrack.errors import Diverged, Interrupted, UserError
 from statetrack.files import save_tensors, write_text
 from statetrack.layers import Model
@@ -87,14 +86,14 @@ def train(spec: RunSpec, folder: Path, options: Options, stop: threading.Event) 
     """
     device, path = resolve_device(options.device), folder / "metrics.jsonl"
     fresh = functools.partial(new_state, spec, device)
-    rows = [row["step"] for row in read_metrics(path)]
-    state = load_latest(folder, fresh, run_id(spec), rows, options.say)
+    rows = read_metrics(path)
+    state = load_latest(folder, fresh, spec.id, [row["step"] for row in rows], options.say)
     if state is not None:
         options.say(f"Going on from step {state.step} of {spec.training.steps}.")
     elif checkpoints(folder):
         options.say("No checkpoint can be used: starting from step 0.")
     state = state or fresh()
-    metrics = MetricsFile(path, state.step)
+    metrics = MetricsFile(path, [row for row in rows if row["step"] <= state.step])
     step = TrainingStep(spec, state, options.say, options.cuda_graphs)
     saved_at = time.monotonic()
     while state.step < spec.training.steps:
@@ -120,7 +119,7 @@ def _after_step(spec: RunSpec, folder: Path, options: Options, state: TrainingSt
     asked = stop.is_set() and not last
     if evaluates or asked or time.monotonic() - saved_at > options.checkpoint_seconds:
         metrics.flush()
-        save_checkpoint(folder, state, run_id(spec), len(metrics.rows))
+        save_checkpoint(folder, state, spec.id, len(metrics.rows))
         saved_at = time.monotonic()
     if asked:
         raise Interrupted(f"Stopped at step {state.step} of {steps}; the same command goes on from there.")
@@ -138,11 +137,10 @@ def _take_row(spec: RunSpec, state: TrainingState, metrics: "MetricsFile") -> di
 
 
 class MetricsFile:
-    """metrics.jsonl: one row per line. Rows after the checkpoint a run goes on from are dropped first."""
+    """metrics.jsonl: one row per line. It begins with `rows`, and loses all others."""
 
-    def __init__(self, path: Path, step: int):
-        self.path = path
-        self.rows = [row for row in read_metrics(path) if row["step"] <= step]
+    def __init__(self, path: Path, rows: list[dict[str, Any]]):
+        self.path, self.rows = path, rows
         write_text(path, "".join(json.dumps(row) + "\n" for row in self.rows))
 
     def append(self, row: dict[str, Any]) -> None:

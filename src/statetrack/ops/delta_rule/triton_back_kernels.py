@@ -169,8 +169,7 @@ def _add_state(
     SPLIT: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     """S + K^T U over these rows, those from zero on."""
-    CARRIED: tl.constexpr = 2 if SPLIT else 3
-    OUT: tl.constexpr = CARRIED - 1
+    OUT: tl.constexpr = 1 if SPLIT else 2
     valid = row >= 0
     k_c = _load_tile(k, row * (H * K), tl.arange(0, BK), valid, K, BK, SPLIT)
     U_c = _load_tile(U, row * (H * V), tl.arange(0, BV), valid, V, BV, SPLIT)

@@ -29,7 +29,6 @@ from statetrack.ops.selective_scan.triton_tiles import (
     packed_sequence,
     shift_rows,
     sigmoid,
-    softplus,
     softplus_slope,
     split_rows,
     store_tile,
@@ -39,6 +38,7 @@ from statetrack.ops.selective_scan.triton_tiles import (
     transition_slope,
     two_rows,
     walk_rows,
+    with_bias,
 )
 
 # A branch on a constant may not be joined to one on a number: the compiler drops only the former.
@@ -145,10 +145,7 @@ def backward_kernel(
                 nothing = lanes_along_channels(A, d, t, A_n)
                 step += nothing
                 dy += nothing
-            if HAS_BIAS:
-                step += tl.load(bias + d, mask=in_d, other=0.0).to(tl.float32)[None, :]
-            if SOFTPLUS:
-                step = softplus(step)
+            step = with_bias(step, bias, d, in_d, HAS_BIAS, SOFTPLUS)
             if not FULL:
                 step = tl.where(in_t, step, 0.0)
             x = step * u_t_

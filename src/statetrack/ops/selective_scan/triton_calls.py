@@ -30,7 +30,7 @@ from statetrack.ops.triton_sizes import block
 
 # Channels of a program that walks step by step; the most states it keeps of each; and the registers that let
 # a processor run twenty-three such programs.
-WALK_CHANNELS = 8 if INTERPRETED else 32
+WALK_CHANNELS = 32
 WALK_STATES = 16
 WALK_REGISTERS = 88
 # With these a processor runs twelve programs of the backward that have two channels to a lane.
@@ -103,11 +103,12 @@ class ForwardCall:
         timed = u, delta, gate, out
         self.walks = not segmented and N <= WALK_STATES and all(lies(x) == BY_CHANNEL for x in timed)
         if self.walks:
+            each = 8 if INTERPRETED else WALK_CHANNELS  # few, so that tests have several programs
             self.whole = Launcher(
-                stepwise_kernel, device, (-(-channels // WALK_CHANNELS), number),
+                stepwise_kernel, device, (-(-channels // each), number),
                 (channels, T, *[s for x in timed for s in (x.stride(0), x.stride(2))],
                  *B.stride(), *C.stride(), *A.stride(), *_strides(state)),
-                (N, block(N, 1), WALK_CHANNELS, L, *_given(inputs), softplus, extended, packed, ordered, save,
+                (N, block(N, 1), each, L, *_given(inputs), softplus, extended, packed, ordered, save,
                  keep, alike(*timed)),
                 warps=1, registers=WALK_REGISTERS,
             )  # fmt: skip

@@ -33,6 +33,7 @@ from statetrack.ops.selective_scan.triton_tiles import (
     transition_slope,
     two_rows,
     walk_rows,
+    with_bias,
 )
 
 # A branch on a constant may not be joined to one on a number: the compiler drops only the former.
@@ -122,10 +123,7 @@ def forward_kernel(
             u_t_ = load_tile(u + at, inside, FULL)
             if (DELTA_LIES != 0) | (U_LIES != 0):
                 step += lanes_along_channels(A, d, t, A_n)
-            if HAS_BIAS:
-                step += tl.load(bias + d, mask=in_d, other=0.0).to(tl.float32)[None, :]
-            if SOFTPLUS:
-                step = softplus(step)
+            step = with_bias(step, bias, d, in_d, HAS_BIAS, SOFTPLUS)
             if not FULL:
                 step = tl.where(in_t, step, 0.0)  # steps past the end leave the state as it is
             x = step * u_t_

@@ -18,10 +18,10 @@ from statetrack.ops.selective_scan.triton_tiles import (
     scan_rows,
     shift_rows,
     sigmoid,
-    softplus,
     strides,
     take_row,
     transition,
+    with_bias,
 )
 
 # A branch on a constant may not be joined to one on a number: the compiler drops only the former.
@@ -64,10 +64,7 @@ def forward_segment_kernel(
         u_t_ = load_tile(u + at, inside, FULL)
         if (DELTA_LIES != 0) | (U_LIES != 0):
             step += lanes_along_channels(A, d, t, A_n)
-        if HAS_BIAS:
-            step += tl.load(bias + d, mask=in_d, other=0.0).to(tl.float32)[None, :]
-        if SOFTPLUS:
-            step = softplus(step)
+        step = with_bias(step, bias, d, in_d, HAS_BIAS, SOFTPLUS)
         x = step * u_t_
         total += tl.sum(step, axis=0)
         again = in_d & (i > first)
@@ -144,10 +141,7 @@ def backward_segment_kernel(
             nothing = lanes_along_channels(A, d, t, A_n)
             step += nothing
             dy += nothing
-        if HAS_BIAS:
-            step += tl.load(bias + d, mask=in_d, other=0.0).to(tl.float32)[None, :]
-        if SOFTPLUS:
-            step = softplus(step)
+        step = with_bias(step, bias, d, in_d, HAS_BIAS, SOFTPLUS)
         if not FULL:
             step = tl.where(in_t, step, 0.0)
         total += tl.sum(step, axis=0)

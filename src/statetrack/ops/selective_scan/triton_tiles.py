@@ -165,6 +165,16 @@ def softplus(x):
 
 
 @triton.jit
+def with_bias(step, bias, d, in_d, HAS_BIAS: tl.constexpr, SOFTPLUS: tl.constexpr):
+    """A tile of delta as the recurrence takes it: with the bias of its channels, and through softplus."""
+    if HAS_BIAS:
+        step += tl.load(bias + d, mask=in_d, other=0.0).to(tl.float32)[None, :]
+    if SOFTPLUS:
+        step = softplus(step)
+    return step
+
+
+@triton.jit
 def softplus_slope(s):
     """The derivative of softplus where its value is s: 1 - exp(-s)."""
     series = s * (1.0 - s * (0.5 - s * (1.0 / 6.0 - s * (1.0 / 24.0 - s * (1.0 / 120.0)))))
