@@ -13,12 +13,14 @@ FUSED, FUSED_BACK = f"{PACKAGE}.triton_kernels", f"{PACKAGE}.triton_back_kernels
 CHUNKED, CHUNKED_BACK = f"{PACKAGE}.triton_chunk_kernels", f"{PACKAGE}.triton_chunk_back_kernels"
 SHORT_KERNELS = ("fused", "fused_back")
 FORWARD_KERNELS = ("prepare", "prepare_narrow", "sweep", "outputs")
-BACKWARD_KERNELS = ("prepare_back", "sweep_back", "gradients", "gradients of q", "gradients of k")
-LONG_KERNELS = FORWARD_KERNELS + BACKWARD_KERNELS
+BACKWARD_KERNELS = ("prepare_back", "sweep_back", "gradients", "gradients_q", "gradients_k")
+PAIR_KERNELS = ("join", "sweep_pairs", "sweep_pairs_back")
+LONG_KERNELS = FORWARD_KERNELS + BACKWARD_KERNELS + PAIR_KERNELS
 MODULES = {"fused": FUSED, "fused_back": FUSED_BACK}
 MODULES |= dict.fromkeys(FORWARD_KERNELS, CHUNKED) | {"prepare_narrow": f"{PACKAGE}.triton_narrow_kernels"}
 MODULES |= dict.fromkeys(BACKWARD_KERNELS, CHUNKED_BACK)
-FLOATS = ("state", "final", "A", "X", "norms", "dfinal", "dstate", "beta", "g", "dbeta", "dg")
+MODULES |= dict.fromkeys(PAIR_KERNELS, f"{PACKAGE}.triton_pair_kernels")
+FLOATS = ("state", "final", "A", "corner", "X", "norms", "dfinal", "dstate", "beta", "g", "dbeta", "dg")
 OFFSETS = ("cu_seqlens", "first_chunk", "table")
 KEPT = ("M", "E", "U", "states", "dstates", "dM_kept")
 SIZES = {"T": "i32", "H": "i32", "scale": "fp32"}
@@ -32,14 +34,15 @@ def compile_as_launched(kernel, K, V, steps, programs, dtype, *, everything=Fals
     gradient: as much as sequences that are not packed, without gate and first state, can have.
     """
     # the kernels for short sequences know no gate and no first state
-    plan = make_plan(K, V, steps, programs, dtype, kernel in SHORT_KERNELS or not everything, everything)
-    field, function = kernel, f"{kernel}_kernel"
+    packed = everything and kernel not in PAIR_KERNELS
+    plan = make_plan(K, V, steps, programs, dtype, kernel in SHORT_KERNELS or not everything, packed)
+    function = f"{kernel}_kernel"
     if kernel.startswith("gradients"):
-        apart = plan.gradients_apart is not None and not everything  # everything includes a gate
-        if apart != (" of " in kernel):
+        apart = plan.gradients_q is not None and not everything  # everything includes a gate
+        if apart != (kernel != "gradients"):
             return None
-        field, function = "gradients_apart" if apart else "gradients", "gradients_kernel"
-    launch = getattr(plan, field)
+        function = "gradients_kernel"
+    launch = getattr(plan, kernel)
     if launch is None or (kernel == "prepare_narrow" and everything):  # which has no gate
         return None
     flags = dict.fromkeys(("GATED", "PACKED", "STATE", "DSTATE"), everything)
@@ -48,12 +51,12 @@ def compile_as_launched(kernel, K, V, steps, programs, dtype, *, everything=Fals
     flags |= {
         "READ": plan.outputs is None,
         "PREPARED": plan.prepare_back is not None,
-        "DQ": kernel != "gradients of k",
-        "DK": kernel != "gradients of q",
+        "DQ": kernel != "gradients_k",
+        "DK": kernel != "gradients_q",
     }
     flags |= unrolled(plan, steps, 2 if everything else 1, everything)
     names = getattr(importlib.import_module(MODULES[kernel]), function).arg_names
-    values = constants(plan, field, names, (K, V, 2 if everything else 1), flags)
+    values = constants(plan, kernel, names, (K, V, 2 if everything else 1), flags)
     names, constant = names[: -len(values)], dict(zip(names[-len(values) :], values, strict=True))
     if "OUT" in constant:
         constant["OUT"] = plan.out  # which the interpreter does not take
@@ -69,7 +72,7 @@ def compile_as_launched(kernel, K, V, steps, programs, dtype, *, everything=Fals
 
     types = {name: type_of(name) for name in names}
     name = f"{MODULES[kernel]}:{function}"
-    return compile_sm90(name, types, constant, launch.warps)
+    return compile_sm90(name, types, constant, launch.warps, registers=launch.registers)
 
 
 # shape (K, V, steps, programs, dtype), and the bytes that may spill: as they are, with logits and a last

@@ -19,16 +19,30 @@ def device():
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-@pytest.fixture(params=["fused", "chunked", "many"])
+@pytest.fixture(params=["fused", "chunked", "pairs", "many"])
 def family(request, monkeypatch):
-    """One kernel each way; chunks with few sequences, six kernels; chunks with many, four."""
+    """One kernel each way; chunks with few sequences, by one or by two; chunks with many."""
     forget()
     if request.param != "fused":
         monkeypatch.setattr(triton_plan, "FUSED", 0)
+    if request.param == "pairs":
+        launch = triton_plan.Launch(4, 16, 2)
+        plan_with(monkeypatch, join=launch, sweep_pairs=launch, sweep_pairs_back=launch)
     if request.param == "many":
         monkeypatch.setattr(triton_plan, "MULTIPROCESSORS", 0)
     yield request.param
     forget()
+
+
+def plan_with(monkeypatch, **launches):
+    """Kernels that are meant for chunks of 64 rows of bfloat16, which the interpreter cannot do."""
+    make_plan = triton_plan.make_plan.__wrapped__
+
+    def plan(*args):
+        packed = args[-1]
+        return make_plan(*args) if packed else replace(make_plan(*args), **launches)
+
+    monkeypatch.setattr(triton_calls, "make_plan", plan)
 
 
 def forget():
@@ -116,14 +130,9 @@ def test_widths(K, V, device):
 
 @pytest.mark.parametrize(("given_inputs", "options"), OPTIONS)
 def test_gradients_of_q_and_k_apart(given_inputs, options, device, monkeypatch):
-    """As in chunks of 64 rows of bfloat16, which the interpreter cannot do: the first launch hands dM on."""
-
-    def plan(*args):
-        return replace(make_plan(*args), gradients_apart=triton_plan.Launch(4, 16))
-
-    make_plan = triton_plan.make_plan.__wrapped__
+    """The first launch hands dM on to the second."""
     monkeypatch.setattr(triton_plan, "FUSED", 0)
-    monkeypatch.setattr(triton_calls, "make_plan", plan)
+    plan_with(monkeypatch, gradients_q=triton_plan.Launch(4, 16), gradients_k=triton_plan.Launch(4, 16))
     forget()
     compare(random_inputs(B=1, T=22, H=2, K=5, V=18, **given_inputs), device, **options)
     forget()

@@ -17,6 +17,11 @@ from statetrack.ops.delta_rule.triton_chunk_back_kernels import (
 from statetrack.ops.delta_rule.triton_chunk_kernels import outputs_kernel, prepare_kernel, sweep_kernel
 from statetrack.ops.delta_rule.triton_kernels import fused_kernel
 from statetrack.ops.delta_rule.triton_narrow_kernels import prepare_narrow_kernel
+from statetrack.ops.delta_rule.triton_pair_kernels import (
+    join_kernel,
+    sweep_pairs_back_kernel,
+    sweep_pairs_kernel,
+)
 from statetrack.ops.delta_rule.triton_plan import Plan, constants, make_plan, unrolled
 from statetrack.ops.triton_launch import Launcher
 
@@ -26,11 +31,15 @@ _KERNELS = {
     "prepare": prepare_kernel,
     "prepare_narrow": prepare_narrow_kernel,
     "sweep": sweep_kernel,
+    "join": join_kernel,
+    "sweep_pairs": sweep_pairs_kernel,
+    "sweep_pairs_back": sweep_pairs_back_kernel,
     "outputs": outputs_kernel,
     "prepare_back": prepare_back_kernel,
     "sweep_back": sweep_back_kernel,
     "gradients": gradients_kernel,
-    "gradients_apart": gradients_kernel,
+    "gradients_q": gradients_kernel,
+    "gradients_k": gradients_kernel,
 }
 Room = tuple[tuple[int, ...], torch.dtype]  # shape and dtype of a tensor to be filled
 
@@ -48,6 +57,7 @@ class Case:
         chunks = self.B * -(-self.steps // self.plan.C)
         # needs no look at the device: each packed sequence wastes less than one chunk
         self.chunks = chunks + self.sequences if self.packed else chunks
+        self.pairs = 0 if self.plan.join is None else self.B * -(-self.steps // (2 * self.plan.C))
 
     def _plan(self, dtype: torch.dtype, steps: int) -> Plan:
         # torch.compile may ask with symbols for sizes, which no cache can hold; widths are always numbers
@@ -59,8 +69,8 @@ class Case:
     def room(self, save: bool, want_final: bool) -> list[Room]:
         """For the outputs, the last states if wanted, and what the backward reads.
 
-        The latter is X, norms and U for short sequences, a row of each for every step, and A, M, norms, E and
-        states else.
+        The latter is X, norms and U for short sequences, a row of each for every step, and A, M, norms, E,
+        states, and corners of inverses of two chunks else.
         """
         plan, B, H, K, V, chunks = self.plan, self.B, self.H, self.K, self.V, self.chunks
         results: list[Room] = [((B, self.T, H, V), self.dtype)]
@@ -71,7 +81,8 @@ class Case:
             A, states = ((chunks, H, plan.C, plan.C), torch.float32), ((chunks, H, K, V), plan.dtype)
             save = save or plan.outputs is not None
             M, norms = (A[0], plan.dtype), ((chunks, H, 2, plan.C), torch.float32)
-            return [*results, A, M, norms, E, states if save else ((0, H, K, V), plan.dtype)]
+            corner = (self.pairs, H, plan.C, plan.C), torch.float32
+            return [*results, A, M, norms, E, states if save else ((0, H, K, V), plan.dtype), corner]
         if not save:
             return results
         X, norms = (B, self.steps, H, plan.C), (B, self.steps, H, 2)
@@ -95,7 +106,7 @@ class _Call:
         known = constants(self.plan, name, kernel.arg_names, shape, self.flags | flags)
         numbers = (case.T, case.H, self.scale) if scaled else (case.T, case.H)
         launch = getattr(self.plan, name)
-        return Launcher(kernel, case.device, grid, numbers, known, launch.warps)
+        return Launcher(kernel, case.device, grid, numbers, known, launch.warps, launch.registers)
 
     def sweep_grid(self, name: str) -> tuple[int, int]:
         slices = -(-self.case.V // getattr(self.plan, name).slice)
@@ -140,17 +151,23 @@ class ChunkedForward(_Call):
         chunks = case.chunks, case.H
         narrow = case.plan.prepare_narrow is not None and not case.gated
         self.prepare = self.launch("prepare_narrow" if narrow else "prepare", chunks, scaled=True)
-        self.sweep = self.launch("sweep", self.sweep_grid("sweep"), **flags)
+        self.join = self.launch("join", (case.pairs, case.H)) if case.pairs else None
+        sweep = "sweep_pairs" if case.pairs else "sweep"
+        self.sweep = self.launch(sweep, self.sweep_grid(sweep), **flags)
         self.outputs = self.launch("outputs", chunks) if apart else None
 
     def run(self, q, k, v, beta, gate, state, tables, out, final, kept) -> None:
-        A, M, norms, E, states = kept
+        A, M, norms, E, states, corner = kept
         table, first_chunk, bounds = tables or (A, A, A)
         first, final = A if state is None else state, A if final is None else final
         self.prepare(q, k, beta, gate, A, M, norms, table)
-        self.sweep(
-            q, k, v, beta, gate, first, A, M, norms, out, E, states, final, bounds, first_chunk
-        )  # fmt: skip
+        if self.join is not None:
+            self.join(k, beta, gate, A, norms, corner)
+            self.sweep(k, v, beta, gate, first, A, corner, norms, E, states, final)
+        else:
+            self.sweep(
+                q, k, v, beta, gate, first, A, M, norms, out, E, states, final, bounds, first_chunk
+            )  # fmt: skip
         if self.outputs is not None:
             self.outputs(q, beta, gate, M, norms, E, states, out, table)
 
@@ -161,22 +178,26 @@ class ChunkedBackward(_Call):
         chunks, prepared = (case.chunks, case.H), case.plan.prepare_back is not None
         flags = {"FINAL": dfinal, "DSTATE": case.stateful, "PREPARED": prepared}
         self.prepare_back = self.launch("prepare_back", chunks) if prepared else None
-        self.sweep_back = self.launch("sweep_back", self.sweep_grid("sweep_back"), **flags)
-        self.gradients = [self.launch("gradients", chunks, DQ=True, DK=True)]
-        if case.plan.gradients_apart is not None and not case.gated:
-            halves = (True, False), (False, True)
-            self.gradients = [self.launch("gradients_apart", chunks, DQ=dq, DK=dk) for dq, dk in halves]
+        sweep = "sweep_pairs_back" if case.pairs else "sweep_back"
+        self.sweep_back = self.launch(sweep, self.sweep_grid(sweep), **flags)
+        parts = ("gradients_q", "gradients_k") if case.plan.gradients_q and not case.gated else ("gradients",)
+        self.gradients = [
+            self.launch(part, chunks, DQ=part != "gradients_k", DK=part != "gradients_q") for part in parts
+        ]
 
     def run(self, q, k, beta, gate, state, tables, kept, dout, dfinal, dq, dk, dv, dbeta, dg, dstate) -> None:
-        A, M, norms, E, states = kept
+        A, M, norms, E, states, corner = kept
         table, first_chunk, bounds = tables or (A, A, A)
         last, dg, dstate = (A if x is None else x for x in (dfinal, dg, dstate))
         dstates = torch.empty_like(states)
         if self.prepare_back is not None:
             self.prepare_back(q, gate, M, norms, dout, dv, dstates, table)
-        self.sweep_back(
-            q, k, beta, gate, A, M, norms, dout, last, dv, dstates, dstate, bounds, first_chunk
-        )  # fmt: skip
+        if self.case.pairs:
+            self.sweep_back(k, beta, gate, A, corner, norms, last, dv, dstates, dstate)
+        else:
+            self.sweep_back(
+                q, k, beta, gate, A, M, norms, dout, last, dv, dstates, dstate, bounds, first_chunk
+            )  # fmt: skip
         dM = torch.empty_like(M) if len(self.gradients) == 2 else M  # from the first to the second
         for launch in self.gradients:
             launch(q, k, beta, gate, M, norms, E, dv, states, dstates, dout, dq, dk, dbeta, dg, dM, table)

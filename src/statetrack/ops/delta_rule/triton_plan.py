@@ -20,8 +20,9 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # where bfloat16 arithm
 
 class Launch(NamedTuple):
     warps: int
-    slice: int = 0  # columns of k (prepare) or v (the others) that a program takes at a time
+    slice: int = 0  # columns of k (prepare, join) or v (the others) that a program takes at a time
     stages: int = 1  # of loads in flight
+    registers: int | None = None  # the most a thread may have, where that lets more programs run side by side
 
 
 @dataclass(frozen=True)
@@ -34,10 +35,14 @@ class Plan:
     prepare_narrow: Launch | None = None  # in its place without a gate
     sweep: Launch | None = None
     sweep_back: Launch | None = None
+    join: Launch | None = None  # not None: the sweeps go by pairs of chunks
+    sweep_pairs: Launch | None = None
+    sweep_pairs_back: Launch | None = None
     outputs: Launch | None = None  # None: the sweep makes them
     prepare_back: Launch | None = None  # None: `sweep_back` does that work
     gradients: Launch | None = None
-    gradients_apart: Launch | None = None  # without a gate: once for dq and once for dk
+    gradients_q: Launch | None = None  # without a gate: once for dq and once for dk
+    gradients_k: Launch | None = None
     out: str = "bf16x3"  # how float32 products are made that nothing is carried on from
 
     @property
@@ -72,23 +77,30 @@ def make_plan(
     if split and BV >= 64 and programs * (BV // 32) >= MULTIPROCESSORS:
         sweep = 64 if C == 64 and programs * (BV // 64) >= MULTIPROCESSORS else 32
     alone = programs * (BV // sweep) <= MULTIPROCESSORS  # nothing else hides a sweep's latencies
+    pairs = alone and C == 64 and not packed and steps > C
     warps = 4 if wide > 32 else 2
+    prepare = 4 if wide > 32 else 1 if plain else 2
     gradients = 8 if wide >= 128 else warps if plain else 2 * warps
     if plain and not split and wide <= 32:
         gradients = 1  # spills, and is 7 % faster than two
     slices = min(BV, 64 if C == 64 else 32 if split or (plain and wide <= 32) else 16)
+    square = C == 64 and BK == BV == 128  # with fewer registers one program more fits a multiprocessor
     return Plan(
         C,
         split,
-        prepare=Launch(4 if wide > 32 else 1 if plain else 2, min(BK, 64 if split else 32)),
+        prepare=Launch(prepare, min(BK, 64 if split else 32), registers=128 if square else None),
         prepare_narrow=Launch(1) if not split and wide <= 32 else None,
         sweep=Launch(warps, sweep, 2 if sweep == 16 else 1),
         sweep_back=Launch(warps, sweep, 2 if sweep == 16 else 1),
+        join=Launch(4, 64) if pairs else None,
+        sweep_pairs=Launch(8, sweep, 3) if pairs else None,
+        sweep_pairs_back=Launch(8, sweep, 3) if pairs else None,
         outputs=Launch(warps, slices) if alone else None,
-        prepare_back=Launch(warps, slices) if alone else None,
+        prepare_back=Launch(warps, slices, registers=128 if square else None) if alone else None,
         gradients=Launch(gradients, slices),
         # eight would share 64 rows in pairs, and Triton then moves sums between layouts at every product
-        gradients_apart=Launch(4, slices, 2 if BK == BV == 128 else 1) if C == 64 else None,
+        gradients_q=Launch(4, slices, 2 if square else 1, 168 if square else None) if C == 64 else None,
+        gradients_k=Launch(4, slices, 2 if square else 1) if C == 64 else None,
     )
 
 
@@ -114,6 +126,6 @@ def constants(
     out = "tf32x3" if INTERPRETED else plan.out
     known |= {"SPLIT": plan.split, "OUT": out, "STAGES": launch.stages, "WHOLE": INTERPRETED}
     if launch.slice:
-        known["BK" if kernel == "prepare" else "BV"] = launch.slice
+        known["BK" if kernel in ("prepare", "join") else "BV"] = launch.slice
     known |= flags
     return tuple([known[name] for name in names if name in known])
