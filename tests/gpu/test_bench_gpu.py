@@ -20,6 +20,7 @@ def test_every_op_is_timed_beside_its_floor(monkeypatch, tmp_path, capsys):
     written = json.loads((tmp_path / "bench.json").read_text())
     assert [row["case"] for row in written["ops"]] == [case.name for case in cases]
     for row in written["ops"]:
-        assert 0 < row["floor_ms"] < row["ours_graph_ms"] < row["ours_first_s"] * 1e3
+        assert 0 < row["floor_ms"] < row["ours_graph_ms"]
+        assert "ours_first_s" not in row  # a cache may hold anything
     assert 0 < written["steps"][0]["ours_ms"] < 50
     assert "training step" in capsys.readouterr().out

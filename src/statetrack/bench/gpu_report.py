@@ -26,8 +26,13 @@ HEAD = (
 )
 
 
-def gpu_report(peers: bool, chosen: Callable[[str], bool], keep: Callable[[dict[str, Any]], None]) -> None:
-    """Measure and print the cases `chosen` by name; `keep` gets what there is after each."""
+def gpu_report(
+    peers: bool, cold: bool, chosen: Callable[[str], bool], keep: Callable[[dict[str, Any]], None]
+) -> None:
+    """Measure and print the cases `chosen` by name; `keep` gets what there is after each.
+
+    First calls are told only if they start `cold`: what a cache happens to hold says nothing.
+    """
     check_chosen(chosen, [case.name for case in (*GPU_CASES, *GPU_STEPS)])
     ceilings = measured_ceilings()
     if TRITON_IS_THERE:
@@ -42,31 +47,32 @@ def gpu_report(peers: bool, chosen: Callable[[str], bool], keep: Callable[[dict[
     report |= {"ops": [], "steps": []}
     for case in GPU_CASES:
         if chosen(case.name):
-            report["ops"].append(_op(case, ceilings, peers))
+            report["ops"].append(_op(case, ceilings, peers, cold))
             keep(report)
     print(f"\n{'training step':<44}{'ours':>9}{'peer':>9}{'ratio':>8}{'floor':>10}   (ms)")
     for step in GPU_STEPS:
         if chosen(step.name):
-            report["steps"].append(_step(step, ceilings, peers))
+            report["steps"].append(_step(step, ceilings, peers, cold))
             keep(report)
+    if not cold:
+        return
     print(f"\n{'first call of a shape':<44}{'ours':>9}{'peer':>9}{'ratio':>8}   (s)")
     for row in (*report["ops"], *report["steps"]):
         cells = [("ours_first_s", 9), ("peer_first_s", 9), ("first_ratio", 8)]
         print(f"{row['case']:<44}" + "".join(_cell(row.get(name), width) for name, width in cells))
 
 
-def _op(case: GpuCase, ceilings: Ceilings, peers: bool) -> dict[str, Any]:
+def _op(case: GpuCase, ceilings: Ceilings, peers: bool, cold: bool) -> dict[str, Any]:
     row: dict[str, Any] = {"case": case.name, "peer": case.peer_name}
     row["floor_ms"] = 1e3 * case.floor.seconds(ceilings)
     row |= {"floor_bytes": case.floor.bytes, "floor_operations": case.floor.operations}
     works = _works(case, peers)
-    for who, work in works.items():
-        row[f"{who}_first_s"] = first_call_seconds(work)
+    row |= _first_calls(works, cold)
     for (who, work), called in zip(works.items(), seconds_from_python(list(works.values())), strict=True):
         row[f"{who}_called_ms"] = 1e3 * called
         row[f"{who}_graph_ms"] = 1e3 * seconds_in_graph(work, CAPTURED)
-    for kind, unit in (("called", "ms"), ("graph", "ms"), ("first", "s")):
-        row[f"{kind}_ratio"] = _ratio(row, f"{kind}_{unit}")
+    for kind in ("called", "graph"):
+        row[f"{kind}_ratio"] = _ratio(row, f"{kind}_ms")
     cells = [("ours_called_ms", 9), ("peer_called_ms", 9), ("called_ratio", 8)]
     cells += [("ours_graph_ms", 10), ("peer_graph_ms", 9), ("graph_ratio", 8), ("floor_ms", 8)]
     text = "".join(_cell(row.get(name), width) for name, width in cells)
@@ -74,17 +80,23 @@ def _op(case: GpuCase, ceilings: Ceilings, peers: bool) -> dict[str, Any]:
     return row
 
 
-def _step(step: GpuTrainingStep, ceilings: Ceilings, peers: bool) -> dict[str, Any]:
+def _step(step: GpuTrainingStep, ceilings: Ceilings, peers: bool, cold: bool) -> dict[str, Any]:
     row: dict[str, Any] = {"case": step.name, "peer": step.peer_name}
     row["floor_ms"] = 1e3 * step.floor.seconds(ceilings)
-    for who, work in _works(step, peers).items():
-        row[f"{who}_first_s"] = first_call_seconds(work)
+    works = _works(step, peers)
+    row |= _first_calls(works, cold)
+    for who, work in works.items():
         row[f"{who}_ms"] = 1e3 * seconds_per_step(work)
-    row |= {"ratio": _ratio(row, "ms"), "first_ratio": _ratio(row, "first_s")}
+    row["ratio"] = _ratio(row, "ms")
     cells = [("ours_ms", 9), ("peer_ms", 9), ("ratio", 8), ("floor_ms", 10)]
     text = "".join(_cell(row.get(name), width) for name, width in cells)
     print(f"{step.name:<44}{text}", flush=True)
     return row
+
+
+def _first_calls(works: dict[str, Work], cold: bool) -> dict[str, Any]:
+    found: dict[str, Any] = {f"{who}_first_s": first_call_seconds(work) for who, work in works.items()}
+    return found | {"first_ratio": _ratio(found, "first_s")} if cold else {}
 
 
 def _works(case: GpuCase | GpuTrainingStep, peers: bool) -> dict[str, Work]:

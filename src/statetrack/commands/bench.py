@@ -71,7 +71,7 @@ def bench(options: BenchOptions) -> None:
         with tempfile.TemporaryDirectory() as empty:
             if options.cold:
                 os.environ["TRITON_CACHE_DIR"] = empty
-            gpu_report(options.peers, chosen, keep)
+            gpu_report(options.peers, options.cold, chosen, keep)
     else:
         from statetrack.bench.cpu_report import cpu_report
 
