@@ -27,6 +27,7 @@ from statetrack.ops.delta_rule.triton_parts import (
     _program,
     _sequence,
     _squares,
+    _state,
     _steps,
     _store_tile,
 )
@@ -83,11 +84,7 @@ def sweep_back_kernel(
     first, rows, chunk = _sequence(cu_seqlens, first_chunk, sequence, T, C, n, PACKED)
     ic, ik = tl.arange(0, C), tl.arange(0, BK)
     i, j = ic[:, None], ic[None, :]
-    inside = (iv < V)[:, None] & (ik < K)[None, :]
-    given = (sequence * H + h).to(tl.int64) * K * V + ik[None, :] * V + iv[:, None]
-    D = tl.zeros((BV, BK), tl.float32)
-    if FINAL:
-        D = tl.load(dfinal + given, mask=inside, other=0.0).to(tl.float32)
+    D, inside, given = _state(dfinal, sequence, h, iv, H, K, V, BK, FINAL)
     k += (first * H + h) * K
     dv += (first * H + h) * V
     beta += first * H + h

@@ -32,6 +32,7 @@ from statetrack.ops.delta_rule.triton_parts import (
     _program,
     _sequence,
     _squares,
+    _state,
     _steps,
     _store_tile,
     _unit_lower_inverse,
@@ -102,11 +103,7 @@ def sweep_kernel(
     first, rows, chunk = _sequence(cu_seqlens, first_chunk, sequence, T, C, n, PACKED)
     ic, ik = tl.arange(0, C), tl.arange(0, BK)
     i, j = ic[:, None], ic[None, :]
-    inside = (iv < V)[:, None] & (ik < K)[None, :]
-    given = (sequence * H + h).to(tl.int64) * K * V + ik[None, :] * V + iv[:, None]
-    S = tl.zeros((BV, BK), tl.float32)
-    if STATE:
-        S = tl.load(state + given, mask=inside, other=0.0).to(tl.float32)
+    S, inside, given = _state(state, sequence, h, iv, H, K, V, BK, STATE)
     k += (first * H + h) * K
     v += (first * H + h) * V
     E += (first * H + h) * V

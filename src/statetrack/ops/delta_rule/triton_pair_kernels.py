@@ -32,6 +32,7 @@ from statetrack.ops.delta_rule.triton_parts import (
     _load_tile,
     _program,
     _sequence,
+    _state,
     _steps,
     _store_tile,
 )
@@ -54,6 +55,19 @@ def _factors(
 
 
 @triton.jit
+def _pair(sequence, pair, chunks, h, H, C: tl.constexpr):
+    """Rows of the two chunks of a pair, their places among all chunks and heads, and that of the pair.
+
+    After an odd number of chunks the second has no rows, and the place of the first.
+    """
+    c, pairs, ic = 2 * pair, tl.cdiv(chunks, 2), tl.arange(0, C)
+    second = tl.minimum(c + 1, chunks - 1)
+    place_1 = ((sequence * chunks + c) * H + h).to(tl.int64)
+    place_2 = ((sequence * chunks + second) * H + h).to(tl.int64)
+    return c * C + ic, c * C + C + ic, place_1, place_2, ((sequence * pairs + pair) * H + h).to(tl.int64)
+
+
+@triton.jit
 def join_kernel(
     k, beta, g, A, norms, corner, T, H,
     K: tl.constexpr, BK: tl.constexpr, C: tl.constexpr, n: tl.constexpr, GATED: tl.constexpr,
@@ -62,19 +76,16 @@ def join_kernel(
     half: tl.constexpr = k.dtype.element_ty
     chunks = tl.cdiv(T * n, C)
     pairs = tl.cdiv(chunks, 2)
-    pair, h = tl.program_id(0), tl.program_id(1)
-    sequence, c = pair // pairs, pair % pairs * 2
-    second = tl.minimum(c + 1, chunks - 1)  # of no rows if there is none
-    first, rows = sequence.to(tl.int64) * T * n, T * n
-    chunk = sequence * chunks
+    h = tl.program_id(1)
+    sequence, pair = tl.program_id(0) // pairs, tl.program_id(0) % pairs
+    first, rows, _ = _sequence(k, k, sequence, T, C, n, False)
     ic, ik = tl.arange(0, C), tl.arange(0, BK)
     i, j = ic[:, None], ic[None, :]
     k += (first * H + h) * K
     beta += first * H + h
     if GATED:
         g += first // n * H + h
-    row_1, row_2 = c * C + ic, c * C + C + ic
-    saved_1, saved_2 = ((chunk + c) * H + h).to(tl.int64), ((chunk + second) * H + h).to(tl.int64)
+    row_1, row_2, saved_1, saved_2, joined = _pair(sequence, pair, chunks, h, H, C)
     valid_1, b, _, k_out, _ = _factors(beta, g, norms, saved_1, row_1, rows, H, C, n, GATED, LOGITS, SIGMOID)
     valid_2, _, k_in, _, _ = _factors(beta, g, norms, saved_2, row_2, rows, H, C, n, GATED, LOGITS, SIGMOID)
     N = tl.zeros((C, C), tl.float32)
@@ -90,7 +101,7 @@ def join_kernel(
     high, low = _load_inverse(A + saved_1 * C * C, i, j, C, half, SPLIT)
     N = _dot_inverse(N, high, low, half, SPLIT)
     high, low = _load_inverse(A + saved_2 * C * C, i, j, C, half, SPLIT)
-    corner += (pair * H + h).to(tl.int64) * C * C
+    corner += joined * C * C
     if SPLIT:
         BITS: tl.constexpr = 16 if half == tl.bfloat16 else 13
         N_high, N_low = _cut(N, BITS)
@@ -113,14 +124,10 @@ def sweep_pairs_kernel(
     # everything stands on its side, as in `sweep_kernel`
     half: tl.constexpr = k.dtype.element_ty
     sequence, h, iv = _program(H, V, BV)
-    first, rows, chunk = _sequence(k, k, sequence, T, C, n, False)
+    first, rows, _ = _sequence(k, k, sequence, T, C, n, False)
     ic, ik = tl.arange(0, C), tl.arange(0, BK)
     i, j = ic[:, None], ic[None, :]
-    inside = (iv < V)[:, None] & (ik < K)[None, :]
-    given = (sequence * H + h).to(tl.int64) * K * V + ik[None, :] * V + iv[:, None]
-    S = tl.zeros((BV, BK), tl.float32)
-    if STATE:
-        S = tl.load(state + given, mask=inside, other=0.0).to(tl.float32)
+    S, inside, given = _state(state, sequence, h, iv, H, K, V, BK, STATE)
     k += (first * H + h) * K
     v += (first * H + h) * V
     E += (first * H + h) * V
@@ -131,11 +138,7 @@ def sweep_pairs_kernel(
     pairs = tl.cdiv(chunks, 2)
     cell = iv[:, None] * K + ik[None, :]
     for pair in tl.range(0, pairs, num_stages=STAGES, disable_licm=True):
-        c = 2 * pair
-        second = tl.minimum(c + 1, chunks - 1)
-        row_1, row_2 = c * C + ic, c * C + C + ic
-        saved_1, saved_2 = ((chunk + c) * H + h).to(tl.int64), ((chunk + second) * H + h).to(tl.int64)
-        joined = ((sequence * pairs + pair) * H + h).to(tl.int64)
+        row_1, row_2, saved_1, saved_2, joined = _pair(sequence, pair, chunks, h, H, C)
         valid_1, b_1, in_1, out_1, end_1 = _factors(
             beta, g, norms, saved_1, row_1, rows, H, C, n, GATED, LOGITS, SIGMOID
         )
@@ -162,7 +165,7 @@ def sweep_pairs_kernel(
         if GATED:
             S *= tl.exp(end_1)
         S = _dot_state((out_1 * b_1)[None, :] * E_1, k_1, S, SPLIT)
-        there = inside & (c + 1 < chunks)
+        there = inside & (2 * pair + 1 < chunks)
         tl.store(states + saved_2 * K * V + cell, S.to(states.dtype.element_ty), mask=there)
         if GATED:
             S *= tl.exp(end_2)
@@ -181,14 +184,10 @@ def sweep_pairs_back_kernel(
     # dv and dstates hold what `prepare_back` left there
     half: tl.constexpr = k.dtype.element_ty
     sequence, h, iv = _program(H, V, BV)
-    first, rows, chunk = _sequence(k, k, sequence, T, C, n, False)
+    first, rows, _ = _sequence(k, k, sequence, T, C, n, False)
     ic, ik = tl.arange(0, C), tl.arange(0, BK)
     i, j = ic[:, None], ic[None, :]
-    inside = (iv < V)[:, None] & (ik < K)[None, :]
-    given = (sequence * H + h).to(tl.int64) * K * V + ik[None, :] * V + iv[:, None]
-    D = tl.zeros((BV, BK), tl.float32)
-    if FINAL:
-        D = tl.load(dfinal + given, mask=inside, other=0.0).to(tl.float32)
+    D, inside, given = _state(dfinal, sequence, h, iv, H, K, V, BK, FINAL)
     k += (first * H + h) * K
     dv += (first * H + h) * V
     beta += first * H + h
@@ -199,12 +198,8 @@ def sweep_pairs_back_kernel(
     cell = iv[:, None] * K + ik[None, :]
     for back in tl.range(0, pairs, num_stages=STAGES, disable_licm=True):
         pair = pairs - 1 - back
-        c = 2 * pair
-        second = tl.minimum(c + 1, chunks - 1)
-        row_1, row_2 = c * C + ic, c * C + C + ic
-        saved_1, saved_2 = ((chunk + c) * H + h).to(tl.int64), ((chunk + second) * H + h).to(tl.int64)
-        joined = ((sequence * pairs + pair) * H + h).to(tl.int64)
-        there = inside & (c + 1 < chunks)
+        row_1, row_2, saved_1, saved_2, joined = _pair(sequence, pair, chunks, h, H, C)
+        there = inside & (2 * pair + 1 < chunks)
         valid_1, b_1, in_1, out_1, end_1 = _factors(
             beta, g, norms, saved_1, row_1, rows, H, C, n, GATED, LOGITS, SIGMOID
         )

@@ -178,6 +178,23 @@ def _sequence(cu_seqlens, first_chunk, sequence, T, C: tl.constexpr, n: tl.const
 
 
 @triton.jit
+def _state(
+    given, sequence, h, iv, H, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, GIVEN: tl.constexpr
+):
+    """A program's part of a state, on its side (columns of v, rows of k): `given`, or else zero.
+
+    And which of its cells there are, and where they are among the states of all sequences and heads.
+    """
+    ik = tl.arange(0, BK)
+    inside = (iv < V)[:, None] & (ik < K)[None, :]
+    cells = (sequence * H + h).to(tl.int64) * K * V + ik[None, :] * V + iv[:, None]
+    S = tl.zeros(inside.shape, tl.float32)
+    if GIVEN:
+        S = tl.load(given + cells, mask=inside, other=0.0).to(tl.float32)
+    return S, inside, cells
+
+
+@triton.jit
 def _steps(row, step, rows, n: tl.constexpr):
     """Of these rows, of so many: which there are, the token of each, and which are the last of their token.
 
