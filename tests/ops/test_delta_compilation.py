@@ -96,6 +96,8 @@ LONG = [
     ((64, 64, 512, 256, torch.bfloat16), 0),
     ((128, 128, 2048, 128, torch.bfloat16), 160),
     ((128, 128, 32768, 16, torch.bfloat16), 8),
+    ((128, 128, 2048, 66, torch.bfloat16), 56),  # as many sweeps as multiprocessors
+    ((64, 64, 2048, 132, torch.bfloat16), 0),
     ((128, 128, 2048, 16, torch.float32), 0),
     ((256, 256, 2048, 16, torch.bfloat16), 0),
 ]

@@ -138,6 +138,17 @@ def test_gradients_of_q_and_k_apart(given_inputs, options, device, monkeypatch):
     forget()
 
 
+@pytest.mark.parametrize("d", [64, 128])
+def test_pairs_are_for_sweeps_alone_on_a_multiprocessor(d):
+    plans = [triton_plan.make_plan(d, d, 1000, n, torch.bfloat16, True) for n in range(1, 200)]
+    pairs = [plan for plan in plans if plan.join is not None]
+    assert len(pairs) == 132 * 16 // d
+    for plan in pairs:
+        assert plan.sweep_pairs.slice == plan.sweep_pairs_back.slice == 16
+        assert plan.outputs is not None
+        assert plan.prepare_back is not None
+
+
 @pytest.mark.parametrize("low", [0.0, 1.5])
 def test_beta_at_its_ends_and_repeated_keys(low, family, device):
     inputs = random_inputs(B=1, T=40, H=1, K=8, V=4, beta=(low, 2.0))
