@@ -29,14 +29,12 @@ from statetrack.ops.delta_rule.triton_parts import (
     _inverse_norms,
     _load_inverse,
     _load_tile,
-    _program,
-    _sequence,
     _squares,
-    _state,
     _steps,
     _store_tile,
     _unit_lower_inverse,
 )
+from statetrack.ops.delta_rule.triton_sweep_parts import _factors, _program, _sequence, _state
 
 
 @triton.jit
@@ -120,12 +118,9 @@ def sweep_kernel(
         k_c = _load_tile(k, row * (H * K), ik, valid, K, BK, SPLIT)
         v_c = _load_tile(v, row * (H * V), iv, valid, V, BV, SPLIT)
         A_high, A_low = _load_inverse(A + saved * C * C, i, j, C, half, SPLIT)
-        b = _betas(beta, row * H, valid, LOGITS, SIGMOID)
-        k_norm = tl.load(norms + saved * 2 * C + ic)
-        k_in, k_out = k_norm, k_norm
-        if GATED:
-            G, end = _decays(g, token * H, valid & (row % n == 0))
-            k_in, k_out = k_norm * tl.exp(G), k_norm * tl.exp(end - G)
+        b, k_in, k_out, G, end = _factors(
+            beta, g, norms, saved, row, valid, token, H, C, n, GATED, LOGITS, SIGMOID
+        )
         if SAVE:
             cell = saved * K * V + iv[:, None] * K + ik[None, :]
             tl.store(states + cell, S.to(states.dtype.element_ty), mask=inside)

@@ -20,9 +20,7 @@ import triton
 import triton.language as tl
 
 from statetrack.ops.delta_rule.triton_parts import (
-    _betas,
     _cut,
-    _decays,
     _dot_float32,
     _dot_input,
     _dot_inverse,
@@ -30,28 +28,12 @@ from statetrack.ops.delta_rule.triton_parts import (
     _dot_state,
     _load_inverse,
     _load_tile,
-    _program,
-    _sequence,
-    _state,
+    _span,
     _steps,
+    _store_inverse,
     _store_tile,
 )
-
-
-@triton.jit
-def _factors(
-    beta, g, norms, saved, row, rows, H, C: tl.constexpr, n: tl.constexpr,
-    GATED: tl.constexpr, LOGITS: tl.constexpr, SIGMOID: tl.constexpr,
-):  # fmt: skip
-    """Of a chunk: which rows it has, b, k_in, k_out, and the log-decay of the state across it."""
-    valid, token, _ = _steps(row, row, rows, n)
-    b = _betas(beta, row * H, valid, LOGITS, SIGMOID)
-    k_norm = tl.load(norms + saved * 2 * C + tl.arange(0, C))
-    k_in, k_out, end = k_norm, k_norm, 0.0
-    if GATED:
-        G, end = _decays(g, token * H, valid & (row % n == 0))
-        k_in, k_out = k_norm * tl.exp(G), k_norm * tl.exp(end - G)
-    return valid, b, k_in, k_out, end
+from statetrack.ops.delta_rule.triton_sweep_parts import _factors, _program, _state
 
 
 @triton.jit
@@ -78,7 +60,7 @@ def join_kernel(
     pairs = tl.cdiv(chunks, 2)
     h = tl.program_id(1)
     sequence, pair = tl.program_id(0) // pairs, tl.program_id(0) % pairs
-    first, rows, _ = _sequence(k, k, sequence, T, C, n, False)
+    first, rows = _span(k, sequence, T, n, False)
     ic, ik = tl.arange(0, C), tl.arange(0, BK)
     i, j = ic[:, None], ic[None, :]
     k += (first * H + h) * K
@@ -86,8 +68,14 @@ def join_kernel(
     if GATED:
         g += first // n * H + h
     row_1, row_2, saved_1, saved_2, joined = _pair(sequence, pair, chunks, h, H, C)
-    valid_1, b, _, k_out, _ = _factors(beta, g, norms, saved_1, row_1, rows, H, C, n, GATED, LOGITS, SIGMOID)
-    valid_2, _, k_in, _, _ = _factors(beta, g, norms, saved_2, row_2, rows, H, C, n, GATED, LOGITS, SIGMOID)
+    valid_1, token_1, _ = _steps(row_1, row_1, rows, n)
+    valid_2, token_2, _ = _steps(row_2, row_2, rows, n)
+    b, _, k_out, _, _ = _factors(
+        beta, g, norms, saved_1, row_1, valid_1, token_1, H, C, n, GATED, LOGITS, SIGMOID
+    )
+    _, k_in, _, _, _ = _factors(
+        beta, g, norms, saved_2, row_2, valid_2, token_2, H, C, n, GATED, LOGITS, SIGMOID
+    )
     N = tl.zeros((C, C), tl.float32)
     for slice in tl.static_range(0, (K + BK - 1) // BK):
         column = slice * BK + ik
@@ -106,12 +94,10 @@ def join_kernel(
         BITS: tl.constexpr = 16 if half == tl.bfloat16 else 13
         N_high, N_low = _cut(N, BITS)
         X = tl.dot(high, N_low.to(half), tl.dot(low, N_high.to(half)))
-        X_high, X_low = _cut(-tl.dot(high, N_high.to(half), X), BITS)
-        halves = corner.to(tl.pointer_type(half)) + i * C + j
-        tl.store(halves, X_high.to(half))
-        tl.store(halves + C * C, X_low.to(half))
+        X = tl.dot(high, N_high.to(half), X)
     else:
-        tl.store(corner + i * C + j, -_dot_float32(high, N, None))
+        X = _dot_float32(high, N, None)
+    _store_inverse(corner, -X, i, j, C, half, SPLIT)
 
 
 @triton.jit
@@ -124,7 +110,7 @@ def sweep_pairs_kernel(
     # everything stands on its side, as in `sweep_kernel`
     half: tl.constexpr = k.dtype.element_ty
     sequence, h, iv = _program(H, V, BV)
-    first, rows, _ = _sequence(k, k, sequence, T, C, n, False)
+    first, rows = _span(k, sequence, T, n, False)
     ic, ik = tl.arange(0, C), tl.arange(0, BK)
     i, j = ic[:, None], ic[None, :]
     S, inside, given = _state(state, sequence, h, iv, H, K, V, BK, STATE)
@@ -139,11 +125,13 @@ def sweep_pairs_kernel(
     cell = iv[:, None] * K + ik[None, :]
     for pair in tl.range(0, pairs, num_stages=STAGES, disable_licm=True):
         row_1, row_2, saved_1, saved_2, joined = _pair(sequence, pair, chunks, h, H, C)
-        valid_1, b_1, in_1, out_1, end_1 = _factors(
-            beta, g, norms, saved_1, row_1, rows, H, C, n, GATED, LOGITS, SIGMOID
+        valid_1, token_1, _ = _steps(row_1, row_1, rows, n)
+        valid_2, token_2, _ = _steps(row_2, row_2, rows, n)
+        b_1, in_1, out_1, _, end_1 = _factors(
+            beta, g, norms, saved_1, row_1, valid_1, token_1, H, C, n, GATED, LOGITS, SIGMOID
         )
-        valid_2, b_2, in_2, out_2, end_2 = _factors(
-            beta, g, norms, saved_2, row_2, rows, H, C, n, GATED, LOGITS, SIGMOID
+        b_2, in_2, out_2, _, end_2 = _factors(
+            beta, g, norms, saved_2, row_2, valid_2, token_2, H, C, n, GATED, LOGITS, SIGMOID
         )
         k_1 = _load_tile(k, row_1 * (H * K), ik, valid_1, K, BK, SPLIT)
         k_2 = _load_tile(k, row_2 * (H * K), ik, valid_2, K, BK, SPLIT)
@@ -184,7 +172,7 @@ def sweep_pairs_back_kernel(
     # dv and dstates hold what `prepare_back` left there
     half: tl.constexpr = k.dtype.element_ty
     sequence, h, iv = _program(H, V, BV)
-    first, rows, _ = _sequence(k, k, sequence, T, C, n, False)
+    first, rows = _span(k, sequence, T, n, False)
     ic, ik = tl.arange(0, C), tl.arange(0, BK)
     i, j = ic[:, None], ic[None, :]
     D, inside, given = _state(dfinal, sequence, h, iv, H, K, V, BK, FINAL)
@@ -200,11 +188,13 @@ def sweep_pairs_back_kernel(
         pair = pairs - 1 - back
         row_1, row_2, saved_1, saved_2, joined = _pair(sequence, pair, chunks, h, H, C)
         there = inside & (2 * pair + 1 < chunks)
-        valid_1, b_1, in_1, out_1, end_1 = _factors(
-            beta, g, norms, saved_1, row_1, rows, H, C, n, GATED, LOGITS, SIGMOID
+        valid_1, token_1, _ = _steps(row_1, row_1, rows, n)
+        valid_2, token_2, _ = _steps(row_2, row_2, rows, n)
+        b_1, in_1, out_1, _, end_1 = _factors(
+            beta, g, norms, saved_1, row_1, valid_1, token_1, H, C, n, GATED, LOGITS, SIGMOID
         )
-        valid_2, b_2, in_2, out_2, end_2 = _factors(
-            beta, g, norms, saved_2, row_2, rows, H, C, n, GATED, LOGITS, SIGMOID
+        b_2, in_2, out_2, _, end_2 = _factors(
+            beta, g, norms, saved_2, row_2, valid_2, token_2, H, C, n, GATED, LOGITS, SIGMOID
         )
         sent_1 = tl.load(dstates + saved_1 * K * V + cell, mask=inside, other=0.0)
         sent_2 = tl.load(dstates + saved_2 * K * V + cell, mask=there, other=0.0)

@@ -88,7 +88,7 @@ def _dot_out(x, y, total, half: tl.constexpr, SPLIT: tl.constexpr, OUT: tl.const
 
 @triton.jit
 def _load_inverse(A, row, column, C: tl.constexpr, half: tl.constexpr, SPLIT: tl.constexpr):
-    """A tile of the inverse as `_unit_lower_inverse` left it: two tiles of halves when SPLIT."""
+    """A tile of an inverse as `_store_inverse` left it: two tiles of halves when SPLIT."""
     if SPLIT:
         A = A.to(tl.pointer_type(half))
         high = tl.load(A + row * C + column)
@@ -97,6 +97,19 @@ def _load_inverse(A, row, column, C: tl.constexpr, half: tl.constexpr, SPLIT: tl
         high = tl.load(A + row * C + column)
         low = high
     return high, low
+
+
+@triton.jit
+def _store_inverse(A, x, row, column, C: tl.constexpr, half: tl.constexpr, SPLIT: tl.constexpr):
+    """x as `_load_inverse` reads it."""
+    if SPLIT:
+        BITS: tl.constexpr = 16 if half == tl.bfloat16 else 13
+        high, low = _cut(x, BITS)
+        A = A.to(tl.pointer_type(half)) + row * C + column
+        tl.store(A, high.to(half))
+        tl.store(A + C * C, low.to(half))
+    else:
+        tl.store(A + row * C + column, x)
 
 
 @triton.jit
@@ -156,42 +169,6 @@ def _span(cu_seqlens, sequence, T, n: tl.constexpr, PACKED: tl.constexpr):
         first = sequence.to(tl.int64) * T * n
         rows = T * n
     return first, rows
-
-
-@triton.jit
-def _program(H, V: tl.constexpr, BV: tl.constexpr):
-    """Which sequence, head and columns of v a program of a sweep does."""
-    slices: tl.constexpr = tl.cdiv(V, BV)  # one axis: a second one of a grid ends at 65,535
-    pair = tl.program_id(0) // slices
-    return pair // H, pair % H, (tl.program_id(0) % slices) * BV + tl.arange(0, BV)
-
-
-@triton.jit
-def _sequence(cu_seqlens, first_chunk, sequence, T, C: tl.constexpr, n: tl.constexpr, PACKED: tl.constexpr):
-    """First row, number of rows, and first chunk of a sequence."""
-    first, rows = _span(cu_seqlens, sequence, T, n, PACKED)
-    if PACKED:
-        chunk = tl.load(first_chunk + sequence).to(tl.int32)
-    else:
-        chunk = sequence * tl.cdiv(T * n, C)
-    return first, rows, chunk
-
-
-@triton.jit
-def _state(
-    given, sequence, h, iv, H, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, GIVEN: tl.constexpr
-):
-    """A program's part of a state, on its side (columns of v, rows of k): `given`, or else zero.
-
-    And which of its cells there are, and where they are among the states of all sequences and heads.
-    """
-    ik = tl.arange(0, BK)
-    inside = (iv < V)[:, None] & (ik < K)[None, :]
-    cells = (sequence * H + h).to(tl.int64) * K * V + ik[None, :] * V + iv[:, None]
-    S = tl.zeros(inside.shape, tl.float32)
-    if GIVEN:
-        S = tl.load(given + cells, mask=inside, other=0.0).to(tl.float32)
-    return S, inside, cells
 
 
 @triton.jit
@@ -265,11 +242,7 @@ def _unit_lower_inverse(buffer, N, C: tl.constexpr, half: tl.constexpr, SPLIT: t
     if SPLIT:
         A = tl.load(buffer + ic[:, None] * C + ic[None, :])
         tl.debug_barrier()
-        BITS: tl.constexpr = 16 if half == tl.bfloat16 else 13
-        high, low = _cut(A, BITS)
-        halves = buffer.to(tl.pointer_type(half)) + ic[:, None] * C + ic[None, :]
-        tl.store(halves, high.to(half))
-        tl.store(halves + C * C, low.to(half))
+        _store_inverse(buffer, A, ic[:, None], ic[None, :], C, half, SPLIT)
         tl.debug_barrier()
 
 
