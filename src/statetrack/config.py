@@ -11,13 +11,16 @@ from typing import Any, Literal, Union
 from statetrack.errors import UserError, unknown_name
 
 
-def to_dict(config: Any) -> dict:
-    """Nested dataclass -> plain dict. Each level names its class, so equal fields of two mixers differ."""
-    fields = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
+def to_dict(config: Any, *, hashed: bool = False) -> dict:
+    """Nested dataclass -> plain dict. Each level names its class, so equal fields of two mixers differ.
+
+    With `hashed` without fields that do not count in comparisons, such as the place of a file.
+    """
+    fields = {f.name: getattr(config, f.name) for f in dataclasses.fields(config) if f.compare or not hashed}
     for name in _floats(type(config)) & fields.keys():
         if type(fields[name]) is int:  # 0 and 0.0 are the same config, so they must have the same name
             fields[name] = float(fields[name])
-    return {"kind": type(config).__name__} | {name: _plain(value) for name, value in fields.items()}
+    return {"kind": type(config).__name__} | {name: _plain(value, hashed) for name, value in fields.items()}
 
 
 @lru_cache(maxsize=256)
@@ -26,15 +29,15 @@ def _floats(cls: type) -> frozenset[str]:
     return frozenset(name for name, hint in typing.get_type_hints(cls).items() if hint is float)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any, hashed: bool) -> Any:
     if dataclasses.is_dataclass(value):
-        return to_dict(value)
+        return to_dict(value, hashed=hashed)
     return list(value) if isinstance(value, tuple) else value
 
 
 def run_id(config: Any) -> str:
     """Twelve hex digits that name a run; equal configs share a folder and are not run twice."""
-    return sha256(json.dumps(to_dict(config), sort_keys=True).encode()).hexdigest()[:12]
+    return sha256(json.dumps(to_dict(config, hashed=True), sort_keys=True).encode()).hexdigest()[:12]
 
 
 def from_dict(data: Any, kinds: dict[str, type], where: str = "spec") -> Any:

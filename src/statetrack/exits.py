@@ -15,25 +15,29 @@ PATH_MISTAKES = NotADirectoryError, IsADirectoryError, FileExistsError, Permissi
 
 
 @contextlib.contextmanager
-def exit_codes() -> Iterator[None]:
-    """Errors as one line on stderr: exit code 2 for a user's mistake, 130 when stopped, 1 for failures."""
+def exit_codes(quiet: bool = False) -> Iterator[None]:
+    """Errors as one line on stderr: exit code 2 for a user's mistake, 130 when stopped, 1 for failures.
+
+    `quiet` leaves the line to another process, which fails in the same way.
+    """
     try:
         yield
     except UserError as error:
-        _leave(2, f"error: {error}")
+        _leave(quiet, 2, f"error: {error}")
     except (Interrupted, KeyboardInterrupt) as error:
-        _leave(130, str(error) or "Stopped.")
+        _leave(quiet, 130, str(error) or "Stopped.")
     except Diverged as error:
-        _leave(1, f"error: {error}")
+        _leave(quiet, 1, f"error: {error}")
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has gone: say no more
         raise SystemExit(1) from None
     except PATH_MISTAKES as error:
-        _leave(2, f"error: {error}. Choose another path.")
+        _leave(quiet, 2, f"error: {error}. Choose another path.")
     except OSError as error:
-        _leave(1, f"error: {error}. Files already written are whole.")
+        _leave(quiet, 1, f"error: {error}. Files already written are whole.")
 
 
-def _leave(code: int, message: str) -> None:
-    print(message, file=sys.stderr)
+def _leave(quiet: bool, code: int, message: str) -> None:
+    if not quiet:
+        print(message, file=sys.stderr)
     raise SystemExit(code)

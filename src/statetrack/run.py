@@ -4,6 +4,8 @@ results/<run_id>/spec.json            what was run
                  metrics.jsonl        one row per log line: step, loss, lr, accuracy by length
                  model.safetensors    the final weights
                  done.json            written last: final metrics, machine, time
+
+Several processes: `torchrun --nproc-per-node 2 -m statetrack.run spec.json --parallel ddp`.
 """
 
 import argparse
@@ -25,8 +27,9 @@ from statetrack.files import PARTIAL, write_json
 from statetrack.layers import Model
 from statetrack.spec import RunSpec
 from statetrack.training import Options, build_model, train
-from statetrack.training.checkpoint import checkpoints
-from statetrack.training.loop import Running, resolve_device, stop_signals
+from statetrack.training.loop import Running, check_options, resolve_device, stop_signals
+from statetrack.training.ranks import PARALLEL, Ranks, is_first_process, start_processes, under_torchrun
+from statetrack.training.store import checkpoints
 
 RESULTS = Path("results")
 
@@ -47,34 +50,49 @@ def run(spec: RunSpec, folder: Path | None = None, options: Options | None = Non
 
 def running(spec: RunSpec, folder: Path | None, options: Options, stop: threading.Event) -> Running:
     """`run` in steps: yields after each of them, returns the content of done.json."""
-    spec = spec.resolved()
-    resolve_device(options.device)  # a wrong one leaves no folder
+    ranks = options.ranks
+    with ranks.together():
+        spec = spec.resolved()
+        check_options(spec, options)  # wrong ones leave no folder
     folder = Path(folder) if folder is not None else RESULTS / spec.id
-    with claim(folder):
-        _check_spec(folder, spec)
-        done = read_done(folder)
+    with contextlib.ExitStack() as held:
+        done = ranks.on_first(lambda: _begin(spec, folder, held))
         if done is not None:
             options.say(f"{folder} is finished already.")
             return done
-        for leftover in folder.glob(f".*{PARTIAL}"):  # of a process killed while it wrote
-            leftover.unlink(missing_ok=True)
-        write_json(folder / "spec.json", spec.to_dict())
         started, before = time.monotonic(), _seconds_so_far(folder)
         try:
             metrics = yield from train(spec, folder, options, stop)
         finally:
             seconds = before + time.monotonic() - started
-            with contextlib.suppress(OSError):  # a full disk must not hide what went wrong
-                write_json(folder / "timing.json", {"seconds": seconds})
+            if ranks.is_first:
+                with contextlib.suppress(OSError):  # a full disk must not hide what went wrong
+                    write_json(folder / "timing.json", {"seconds": seconds})
         done = {
             "id": spec.id,
             "metrics": metrics,
             "seconds": seconds,
-            "machine": machine(options.device),
+            "machine": machine(options),
         }
-        write_json(folder / "done.json", done)
-        for name in (*checkpoints(folder), folder / "timing.json"):
-            name.unlink(missing_ok=True)
+        return ranks.on_first(lambda: _finish(folder, done))
+
+
+def _begin(spec: RunSpec, folder: Path, held: contextlib.ExitStack) -> dict[str, Any] | None:
+    """Claim the folder until `held` is left, and write the spec; or the result, where there is one."""
+    held.enter_context(claim(folder))
+    _check_spec(folder, spec)
+    done = read_done(folder)
+    if done is None:
+        for leftover in folder.glob(f".*{PARTIAL}"):  # of a process killed while it wrote
+            leftover.unlink(missing_ok=True)
+        write_json(folder / "spec.json", spec.to_dict())
+    return done
+
+
+def _finish(folder: Path, done: dict[str, Any]) -> dict[str, Any]:
+    write_json(folder / "done.json", done)
+    for name in (*checkpoints(folder), folder / "timing.json"):
+        name.unlink(missing_ok=True)
     return done
 
 
@@ -105,15 +123,16 @@ def read_done(folder: Path) -> dict[str, Any] | None:
     return done if whole else None
 
 
-def machine(device: str) -> dict[str, str]:
+def machine(options: Options) -> dict[str, str]:
     """What the run was carried out on."""
-    on_gpu = device != "cpu" and torch.cuda.is_available()
+    on_gpu = options.device != "cpu" and torch.cuda.is_available()
+    several = {"processes": f"{options.ranks.size}, {options.parallel}"} if options.ranks.size > 1 else {}
     return {
         "device": torch.cuda.get_device_name() if on_gpu else f"CPU, {torch.get_num_threads()} threads",
         "processor": processor(),
         "python": platform.python_version(),
         "torch": torch.__version__,
-    }
+    } | several
 
 
 def processor() -> str:
@@ -179,13 +198,38 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
     parser.add_argument("--checkpoint-seconds", type=float, default=Options.checkpoint_seconds)
     parser.add_argument("--no-cuda-graphs", action="store_true", help="launch GPU steps kernel by kernel")
+    parser.add_argument(
+        "--parallel", choices=PARALLEL, help="how torchrun's processes share the work (default: ddp)"
+    )
+    parser.add_argument("--micro-batches", type=int, default=1, help="pieces of a process's batch (memory)")
     given = parser.parse_args(arguments)
-    with exit_codes():
-        options = Options(
-            given.device, given.checkpoint_seconds, not given.no_cuda_graphs, progress=print_row
+    with exit_codes(quiet=not is_first_process()), _processes(given.parallel, given.device) as ranks:
+        with ranks.together():
+            spec = RunSpec.load(given.spec)
+            options = Options(
+                given.device,
+                given.checkpoint_seconds,
+                not given.no_cuda_graphs,
+                progress=print_row,
+                ranks=ranks,
+                parallel=(given.parallel or "ddp") if under_torchrun() else None,
+                micro_batches=given.micro_batches,
+            )
+        done = run(spec, given.out, options)
+        if ranks.is_first:
+            print(json.dumps(done["metrics"]))
+
+
+def _processes(parallel: str | None, device: str) -> contextlib.AbstractContextManager[Ranks]:
+    """This process alone, or those of torchrun."""
+    if under_torchrun():
+        return start_processes(resolve_device(device))
+    if parallel is not None:
+        raise UserError(
+            f"--parallel {parallel} needs several processes: start them with "
+            f"torchrun --nproc-per-node 2 -m statetrack.run SPEC --parallel {parallel}"
         )
-        done = run(RunSpec.load(given.spec), given.out, options)
-        print(json.dumps(done["metrics"]))
+    return contextlib.nullcontext(Ranks())
 
 
 def print_row(step: int, row: dict[str, Any]) -> None:

@@ -102,11 +102,12 @@ class RunSpec:
 
 def _kinds() -> dict[str, type]:
     """Every class a spec may name: the spec's own parts, the mixers of the presets, the tasks."""
-    from statetrack.tasks import TASKS, Automaton
+    from statetrack.tasks import TASKS, Automaton, Jsonl
 
     parts = (RunSpec, TrainingConfig, EvaluationConfig, ModelConfig)
     mixers = (type(config.mixer) for config in PRESETS.values())
-    tasks = (*map(type, TASKS.values()), Automaton)  # automata are tasks without a name of their own
+    # automata and files are tasks without a name of their own
+    tasks = (*map(type, TASKS.values()), Automaton, Jsonl)
     return {cls.__name__: cls for cls in (*parts, *mixers, *tasks)}
 
 

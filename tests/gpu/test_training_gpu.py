@@ -14,8 +14,9 @@ from statetrack.spec import EvaluationConfig, RunSpec, TrainingConfig
 from statetrack.sweep import Job, sweep
 from statetrack.tasks import task
 from statetrack.training import Options
-from statetrack.training.loop import new_state
-from statetrack.training.step import TrainingStep
+from statetrack.training.graph_step import GraphStep
+from statetrack.training.source import source_of
+from statetrack.training.state import new_state
 
 pytestmark = pytest.mark.gpu
 
@@ -39,9 +40,14 @@ SPECS = {
 }
 
 
+def graph_step(spec, say, graphs=True):
+    device = torch.device("cuda")
+    return GraphStep(spec, new_state(spec, device), source_of(spec, device), say, graphs)
+
+
 def losses(spec, graphs, packed=True):
     """The mean loss of every 20 steps, and the step that took them."""
-    step = TrainingStep(spec, new_state(spec, torch.device("cuda")), pytest.fail, graphs)
+    step = graph_step(spec, pytest.fail, graphs)
     if not packed:
         step.packer = None
     found = []
@@ -117,7 +123,7 @@ def test_a_run_cut_in_the_middle_ends_as_if_it_had_not_been(tmp_path):
 def test_what_cannot_be_captured_runs_eagerly_and_says_why():
     spec, said = SPECS["word problem"].resolved(), []
     with checked():
-        step = TrainingStep(spec, new_state(spec, torch.device("cuda")), said.append)
+        step = graph_step(spec, said.append)
         with step.on_stream():
             for _ in range(5):
                 step()

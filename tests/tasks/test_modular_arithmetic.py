@@ -16,8 +16,7 @@ from statetrack.layers import model_config
 from statetrack.run import print_row
 from statetrack.spec import EvaluationConfig, RunSpec
 from statetrack.tasks import IGNORE, BracketArithmetic, ModularArithmetic, task
-from statetrack.training import evaluate
-from statetrack.training.loop import build_model
+from statetrack.training import build_model, evaluate
 
 NAMES = ("mod-arithmetic", "mod-arithmetic-brackets", "mod-arithmetic-brackets-no-mult")
 PYTHON = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}

@@ -9,7 +9,7 @@ from statetrack.errors import UserError
 from statetrack.files import load_tensors, save_tensors
 from statetrack.run import read_done, run
 from statetrack.training import Options
-from statetrack.training.checkpoint import checkpoints
+from statetrack.training.store import checkpoints
 
 QUIET = {"say": lambda text: None}
 

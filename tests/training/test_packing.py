@@ -9,8 +9,8 @@ from torch import Generator
 
 from statetrack.layers import model_config
 from statetrack.tasks import IGNORE, answer_positions, task
-from statetrack.training.loop import build_model
 from statetrack.training.packing import Packer
+from statetrack.training.state import build_model
 
 LAST = ["parity", "mod-arithmetic", "mod-arithmetic-brackets"]
 

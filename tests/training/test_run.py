@@ -18,7 +18,7 @@ from statetrack.run import claim, load_run, run
 from statetrack.spec import RunSpec
 from statetrack.tasks import task
 from statetrack.training import Diverged, Interrupted, Options, evaluate
-from statetrack.training.checkpoint import checkpoints
+from statetrack.training.store import checkpoints
 
 QUIET = {"say": lambda text: None}
 OFTEN = {"checkpoint_seconds": 0.0} | QUIET
@@ -161,13 +161,15 @@ def test_a_fixed_training_set_is_walked_through_once_per_epoch_in_another_order_
 ):
     from torch import Generator
 
-    from statetrack.training.data import training_batch
+    from statetrack.training.protocols import WHOLE
+    from statetrack.training.source import source_of
 
     spec = change(small_spec, train_samples=12, train_lengths=(30, 30))
 
     def epoch(seed, number):
         run_spec = replace(spec, seed=seed)
-        batches = [training_batch(run_spec, 3 * number + i, Generator()).inputs for i in range(3)]
+        source = source_of(run_spec, torch.device("cpu"))
+        batches = [source.batch(3 * number + i, WHOLE, Generator()).inputs for i in range(3)]
         return [tuple(row) for row in torch.cat(batches).tolist()]
 
     assert len(set(epoch(0, 0))) == 12

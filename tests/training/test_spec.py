@@ -11,8 +11,9 @@ from statetrack.errors import UserError
 from statetrack.layers import PRESETS, model_config
 from statetrack.spec import RunSpec, TrainingConfig
 from statetrack.tasks import TASKS, task
-from statetrack.training.loop import build_model, resolve_device
-from statetrack.training.optimizer import learning_rate, make_optimizer
+from statetrack.training.loop import resolve_device
+from statetrack.training.optimizer import decayed_names, learning_rate, make_optimizer
+from statetrack.training.state import build_model
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -119,7 +120,8 @@ def test_learning_rate_warms_up_then_falls_to_its_end():
 @pytest.mark.parametrize("name", PRESETS)
 def test_norms_biases_embeddings_and_decay_rates_are_not_decayed(name):
     model = build_model(RunSpec(model=model_config(name, layers=1)).resolved())
-    decayed, kept = (group["params"] for group in make_optimizer(model, TrainingConfig()).param_groups)
+    optimizer = make_optimizer(model, TrainingConfig(), decayed_names(model))
+    decayed, kept = (group["params"] for group in optimizer.param_groups)
     names = {id(p): n for n, p in model.named_parameters()}
     assert {names[id(p)].rsplit(".", 1)[-1] for p in decayed} == {"weight"}
     assert not [names[id(p)] for p in decayed if "embedding" in names[id(p)] or "norm" in names[id(p)]]

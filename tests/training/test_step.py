@@ -8,23 +8,29 @@ from torch import Generator
 
 from statetrack.ops.adamw import recorded_adamw
 from statetrack.tasks import IGNORE, TASKS, task
-from statetrack.training.checkpoint import save_checkpoint
-from statetrack.training.data import WIDTHS, batch_length, batch_width, drawn_in_graph, training_batch
-from statetrack.training.loop import new_state
+from statetrack.training.graph_step import GraphStep
 from statetrack.training.optimizer import learning_rate
-from statetrack.training.step import TrainingStep
+from statetrack.training.protocols import WHOLE
+from statetrack.training.source import WIDTHS, batch_length, batch_width, source_of
+from statetrack.training.state import new_state
+from statetrack.training.store import FileStore, checkpoints
 
 CPU = torch.device("cpu")
 
 
+def graph_step(spec):
+    return GraphStep(spec, new_state(spec, CPU), source_of(spec, CPU), print)
+
+
 def test_a_dense_batch_is_padded_to_one_of_a_few_widths_and_not_scored_beyond_its_length(small_spec, change):
     spec = change(small_spec, train_lengths=(3, 40))
-    widths = set()
+    widths, source = set(), source_of(spec, CPU)
     for step in range(200):
         length = batch_length(spec, step)
-        batch = training_batch(spec, step, Generator())
+        source.prepare(step)
+        batch = source.batch(step, WHOLE, Generator())
         widths.add(batch.inputs.shape[1] - 1)
-        assert length <= batch.inputs.shape[1] - 1 == batch_width(spec, length)
+        assert length <= batch.inputs.shape[1] - 1 == batch_width(spec, length) == source.width(step)
         assert ((batch.targets != IGNORE).sum(1) == length + 1).all()
     assert len(widths) == WIDTHS
     assert max(widths) == 40
@@ -35,14 +41,15 @@ def test_a_dense_batch_is_padded_to_one_of_a_few_widths_and_not_scored_beyond_it
 def test_the_shape_of_a_batch_does_not_depend_on_what_is_drawn(name, small_spec, change):
     chosen = task(name)
     spec = change(replace(small_spec, task=chosen), train_lengths=(5, 9))
+    source = source_of(spec, CPU)
     if chosen.labels == "last":
-        shapes = {training_batch(spec, 0, Generator().manual_seed(i)).inputs.shape for i in range(50)}
+        shapes = {source.batch(0, WHOLE, Generator().manual_seed(i)).inputs.shape for i in range(50)}
         assert len(shapes) == 1
-    assert drawn_in_graph(spec) == ("brackets" not in name)
+    assert source.capturable == ("brackets" not in name)
 
 
 def test_the_rate_of_a_step_is_that_of_the_schedule(small_spec):
-    step = TrainingStep(small_spec, new_state(small_spec, CPU), print)
+    step = graph_step(small_spec)
     for number in range(12):
         step()
         for group in step.state.optimizer.param_groups:
@@ -52,7 +59,7 @@ def test_the_rate_of_a_step_is_that_of_the_schedule(small_spec):
 def test_adamw_is_the_textbook_rule(small_spec, change):
     """One step by hand: decay, then the moments corrected for their start, which make the step lr * sign."""
     spec = change(small_spec, clip=0.0, warmup=0.0)
-    step = TrainingStep(spec, new_state(spec, CPU), print)
+    step = graph_step(spec)
     before = {name: p.detach().clone() for name, p in step.state.model.named_parameters()}
     step()
     lr, eps = spec.training.lr, spec.training.eps
@@ -64,7 +71,7 @@ def test_adamw_is_the_textbook_rule(small_spec, change):
 
 def test_a_step_with_the_recorded_update_is_the_plain_step(small_spec, monkeypatch):
     """What a CUDA graph holds, here in Triton's interpreter: clipping, decay, moments and the step's rate."""
-    plain, recorded = (TrainingStep(small_spec, new_state(small_spec, CPU), print) for _ in range(2))
+    plain, recorded = (graph_step(small_spec) for _ in range(2))
     taken = []
 
     def update():
@@ -86,8 +93,8 @@ def test_a_step_with_the_recorded_update_is_the_plain_step(small_spec, monkeypat
 def test_copies_of_the_weights_change_nothing_under_autocast(small_spec, change, monkeypatch):
     """Graphs run on bfloat16 copies that the update writes; here without the graphs, in the interpreter."""
     spec = change(small_spec, precision="bfloat16")
-    monkeypatch.setattr("statetrack.training.step.EAGER_FIRST", 5)
-    plain, copied = (TrainingStep(spec, new_state(spec, CPU), print) for _ in range(2))
+    monkeypatch.setattr("statetrack.training.graph_step.EAGER_FIRST", 5)
+    plain, copied = (graph_step(spec) for _ in range(2))
     copied.uses_graphs = True
     for number in range(5):
         plain()
@@ -111,6 +118,7 @@ def test_a_checkpoint_of_the_deepest_word_problem_model_has_under_16_mib(tmp_pat
 
     spec = next(run.spec for run in runs("paper") if run.label == "DeltaNet [-1,1] (5L)")
     spec = replace(spec, training=replace(spec.training, batch=1, precision="float32")).resolved()
-    step = TrainingStep(spec, new_state(spec, CPU), print)
+    step = graph_step(spec)
     step()
-    assert save_checkpoint(tmp_path, step.state, spec.id, 0).stat().st_size < 16 * 2**20
+    FileStore(tmp_path, spec.id, print).save(step.state, 0)
+    assert checkpoints(tmp_path)[0].stat().st_size < 16 * 2**20

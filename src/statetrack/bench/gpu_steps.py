@@ -14,8 +14,9 @@ from statetrack.experiments.word_problems import PROTOCOL
 from statetrack.layers import model_config
 from statetrack.spec import EvaluationConfig, RunSpec
 from statetrack.tasks import task
-from statetrack.training.loop import new_state
-from statetrack.training.step import TrainingStep
+from statetrack.training.graph_step import GraphStep
+from statetrack.training.source import source_of
+from statetrack.training.state import new_state
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,8 @@ class GpuTrainingStep:
         return Floor(moved, 6.0 * weights * tokens, matrix=True)
 
     def ours(self) -> Work:
-        step = TrainingStep(self.spec, new_state(self.spec, torch.device("cuda")), print)
+        device = torch.device("cuda")
+        step = GraphStep(self.spec, new_state(self.spec, device), source_of(self.spec, device), print)
 
         def work() -> None:
             with step.on_stream():

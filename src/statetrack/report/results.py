@@ -38,10 +38,10 @@ class Result:
     def curve(self) -> tuple[list[float], list[float]]:
         """Lengths, and sequence accuracy (dense tasks) or scaled accuracy in bins (last-position tasks)."""
         if "sequence_accuracy" in self.metrics:
-            values = {float(length): a for length, a in self.metrics["sequence_accuracy"].items()}
+            values = {_length(name): a for name, a in self.metrics["sequence_accuracy"].items()}
             return list(values), list(values.values())
         chance = self.run.spec.task.chance
-        middles = [sum(map(int, name.split("-"))) / 2 for name in self.metrics["accuracy"]]
+        middles = [_length(name) for name in self.metrics["accuracy"]]
         return middles, [(a - chance) / (1 - chance) for a in self.metrics["accuracy"].values()]
 
     def score(self) -> float:
@@ -55,6 +55,12 @@ class Result:
         """The mean of the curve, which tells two models apart even when neither reaches far."""
         values = self.curve()[1]
         return sum(values) / len(values)
+
+
+def _length(name: str) -> float:
+    """The length "32", or the middle of the bin "40-63"."""
+    ends = name.split("-")
+    return sum(map(int, ends)) / len(ends)
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,11 @@
 from statetrack.errors import UserError, unknown_name
 from statetrack.tasks.automaton import PREFIXES, Automaton, automaton_task
 from statetrack.tasks.groups import Group, group
+from statetrack.tasks.jsonl import PREFIX as JSONL_PREFIX
+from statetrack.tasks.jsonl import Jsonl, jsonl_task
 from statetrack.tasks.modular_arithmetic import BracketArithmetic, ModularArithmetic
 from statetrack.tasks.parity import Parity
+from statetrack.tasks.stored import StoredTask
 from statetrack.tasks.task import IGNORE, Batch, Task, answer_positions
 from statetrack.tasks.word_problem import WordProblem
 
@@ -26,16 +29,17 @@ TASKS: dict[str, Task] = {
 
 def task(name: str, alphabet: str | None = None) -> Task:
     """The task of this name, with its defaults; or an automaton's: "regex:(ab|ba)*" with its alphabet,
-    "dfa:FILE.json", "group:S5"."""
+    "dfa:FILE.json", "group:S5"; or that of a file with sequences: "jsonl:FILE"."""
     if name.startswith(PREFIXES):
         return automaton_task(name, alphabet)
-    if ":" in name:
-        raise unknown_name("task", name.partition(":")[0] + ":", PREFIXES)
-    if name not in TASKS:
+    from_file = name.startswith(JSONL_PREFIX)
+    if ":" in name and not from_file:
+        raise unknown_name("task", name.partition(":")[0] + ":", (*PREFIXES, JSONL_PREFIX))
+    if name not in TASKS and not from_file:
         raise unknown_name("task", name, TASKS)
     if alphabet is not None:
         raise UserError(f"task {name!r} takes no alphabet; that belongs to tasks such as 'regex:(ab|ba)*'.")
-    return TASKS[name]
+    return jsonl_task(name) if from_file else TASKS[name]
 
 
 __all__ = [
@@ -45,8 +49,10 @@ __all__ = [
     "Batch",
     "BracketArithmetic",
     "Group",
+    "Jsonl",
     "ModularArithmetic",
     "Parity",
+    "StoredTask",
     "Task",
     "WordProblem",
     "answer_positions",

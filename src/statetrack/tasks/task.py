@@ -27,10 +27,11 @@ class Task(ABC):
     """Sequences of tokens with labels. Randomness enters through `generator`, which also sets the device.
 
     `labels` says which positions count: "dense" tasks label every position, so one long batch measures all
-    shorter lengths too; "last" tasks label one position per sequence and mix lengths in a batch.
+    shorter lengths too; "last" tasks label one position per sequence and mix lengths in a batch; "given"
+    tasks mix lengths and label any positions (see `StoredTask`).
     """
 
-    labels: ClassVar[Literal["dense", "last"]]
+    labels: ClassVar[Literal["dense", "last", "given"]]
     train_lengths: ClassVar[tuple[int, int]]  # drawn uniformly, both ends included
     eval_lengths: ClassVar[tuple[int, ...]]  # where accuracy is reported, or edges of bins for "last"
     shortest: ClassVar[int] = 1

@@ -2,13 +2,15 @@
 
 import itertools
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import Generator, Tensor
 
+from statetrack.errors import UserError
 from statetrack.layers import Model
 from statetrack.spec import RunSpec
-from statetrack.tasks import answer_positions
+from statetrack.tasks import IGNORE, StoredTask, answer_positions
 
 
 @torch.no_grad()
@@ -18,14 +20,16 @@ def evaluate(model: Model, spec: RunSpec, device: torch.device) -> dict:
     dense tasks: `accuracy`, the label at exactly that position; `sequence_accuracy`, every label up to it;
     last-position tasks: `accuracy` in bins between the lengths, and `scaled_accuracy` over all samples, where
     0 is guessing and 1 is perfect; `majority_scaled_accuracy` is what always giving the most frequent answer
-    of these samples would score, which on unbalanced tasks is well above 0.
+    of these samples would score, which on unbalanced tasks is well above 0;
+    stored tasks: `accuracy` over labels and `sequence_accuracy` (every label of a sequence) in bins of test
+    lengths, and the two scaled numbers as above, over all labels.
     """
     # always drawn on the CPU: a GPU would draw other sequences from the same seed
     generator = Generator().manual_seed(spec.evaluation.eval_seed)
     was_training = model.training
     model.eval()
     try:
-        measure = _dense if spec.task.labels == "dense" else _last
+        measure = {"dense": _dense, "last": _last, "given": _given}[spec.task.labels]
         return measure(model, spec, generator, device)
     finally:
         model.train(was_training)
@@ -63,17 +67,57 @@ def _last(model: Model, spec: RunSpec, generator: Generator, device: torch.devic
         answers += torch.bincount(targets, minlength=spec.task.n_classes)
         start += size
     right = torch.cat(correct).double().cpu()
-    # the last edge belongs to the last bin
+    bins = {name: right[inside].mean().item() for name, inside in _bins(edges, lengths)}
+    return {"accuracy": bins} | _scaled(spec, right.mean().item(), answers)
+
+
+def _given(model: Model, spec: RunSpec, generator: Generator, device: torch.device) -> dict:
+    """Stored test sequences, `eval_samples` of them at most, sorted so that little is spent on padding."""
+    assert isinstance(spec.task, StoredTask)
+    edges, stored = list(spec.evaluation.eval_lengths or ()), spec.task.sequences("test")
+    rows = stored.of_lengths(edges[0], edges[-1])
+    if not len(rows):
+        raise UserError(
+            f"evaluation: no test sequence has {edges[0]} to {edges[-1]} tokens, expected lengths from "
+            f"{stored.lengths.min()} to {stored.lengths.max()}."
+        )
+    rows = rows[torch.randperm(len(rows), generator=generator)[: spec.evaluation.eval_samples]]
+    lengths, by_length = stored.lengths[rows].sort(stable=True)
+    right, labels, start = [], [], 0
+    answers = torch.zeros(spec.task.n_classes, dtype=torch.long)
+    for size in _batch_sizes(len(rows), spec):
+        chosen = by_length[start : start + size]
+        batch = stored.batch(rows[chosen], int(stored.lengths[rows[chosen]].max()))
+        counts = batch.targets != IGNORE
+        right.append(((_predict(model, spec, batch.inputs, device) == batch.targets) & counts).sum(1))
+        labels.append(counts.sum(1))
+        answers += torch.bincount(batch.targets[counts], minlength=spec.task.n_classes)
+        start += size
+    hits, asked = torch.cat(right).double(), torch.cat(labels).double()
+    bins = list(_bins(edges, lengths))
+    return {
+        "accuracy": {name: (hits[inside].sum() / asked[inside].sum()).item() for name, inside in bins},
+        "sequence_accuracy": {
+            name: (hits[inside] == asked[inside]).double().mean().item() for name, inside in bins
+        },
+    } | _scaled(spec, (hits.sum() / asked.sum()).item(), answers)
+
+
+def _bins(edges: list[int], lengths: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """The bins between the edges that have sequences, and which these are; the last edge counts."""
     where = torch.bucketize(lengths.cpu(), torch.tensor(edges[1:-1], dtype=lengths.dtype), right=True)
-    bins = {}
     for i, (low, high) in enumerate(itertools.pairwise(edges)):
-        inside = right[where == i]
-        if len(inside):
-            bins[f"{low}-{high if i == len(edges) - 2 else high - 1}"] = inside.mean().item()
+        inside = where == i
+        if inside.any():
+            yield f"{low}-{high if i == len(edges) - 2 else high - 1}", inside
+
+
+def _scaled(spec: RunSpec, accuracy: float, answers: Tensor) -> dict:
+    """The accuracy scaled to 0 for guessing and 1 for perfect, and that of always giving the commonest of
+    `answers` (classes,), which counts them."""
     chance, majority = spec.task.chance, answers.max().item() / answers.sum().item()
     return {
-        "accuracy": bins,
-        "scaled_accuracy": (right.mean().item() - chance) / (1 - chance),
+        "scaled_accuracy": (accuracy - chance) / (1 - chance),
         "majority_scaled_accuracy": (majority - chance) / (1 - chance),
     }
 

@@ -1,29 +1,35 @@
-"""The training loop: one spec in, one results folder out."""
+"""The training loop: one spec in, one results folder out.
+
+`loop` holds a run's parts together (see `protocols.py`) and knows nothing of what they do; `parts_of` chooses
+the parts that a spec and the options ask for.
+"""
 
 import contextlib
 import functools
 import json
-import os
+import math
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
 from collections.abc import Generator as Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Generator
 
-from statetrack.errors import Diverged, Interrupted, UserError
-from statetrack.files import save_tensors, write_text
-from statetrack.layers import Model
+from statetrack.errors import Diverged, Interrupted, UserError, unknown_name
 from statetrack.spec import RunSpec
-from statetrack.training.checkpoint import TrainingState, checkpoints, load_latest, save_checkpoint
 from statetrack.training.evaluation import evaluate
-from statetrack.training.optimizer import learning_rate, make_optimizer
-from statetrack.training.step import TrainingStep
+from statetrack.training.graph_step import GraphStep
+from statetrack.training.metrics_file import MetricsFile, read_metrics
+from statetrack.training.protocols import Parts, Step
+from statetrack.training.ranks import PARALLEL, Parallel, Ranks
+from statetrack.training.sharded_step import ShardedStep, shard
+from statetrack.training.source import source_of
+from statetrack.training.state import TrainingState, new_state
+from statetrack.training.store import FileStore
 
 ProgressCallback = Callable[[int, dict[str, Any]], None]
 # What carries out a run step by step: it yields after each, so that several can take turns on one GPU.
@@ -37,12 +43,21 @@ class Options:
     device: str = "auto"
     checkpoint_seconds: float = 20.0
     cuda_graphs: bool = True  # on a GPU, launch a step at once instead of kernel by kernel
-    progress: ProgressCallback = lambda step, row: None  # after every log line, with its row
-    say: Callable[[str], None] = print
+    progress: ProgressCallback = lambda step, row: None  # after every log line, with its row; on rank 0
+    say: Callable[[str], None] = print  # on rank 0
+    ranks: Ranks = field(default_factory=Ranks)
+    parallel: Parallel | None = None  # how several processes share the work
+    micro_batches: int = 1  # pieces of a rank's batch, one after the other to save memory
 
     def __post_init__(self) -> None:
         if not self.checkpoint_seconds >= 0:
             raise UserError(f"checkpoint_seconds is {self.checkpoint_seconds}, expected 0 or more.")
+        if self.micro_batches < 1:
+            raise UserError(f"micro_batches is {self.micro_batches}, expected at least 1.")
+        if self.parallel not in (None, *PARALLEL):
+            raise unknown_name("parallel", self.parallel, PARALLEL)
+        if not self.ranks.is_first:
+            self.say = lambda text: None
 
 
 def resolve_device(name: str) -> torch.device:
@@ -60,113 +75,112 @@ def resolve_device(name: str) -> torch.device:
     return device
 
 
-def build_model(spec: RunSpec) -> Model:
-    """The spec's model with its initial weights, which depend on the seed and on nothing else."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(spec.seed)
-        return Model(spec.model, spec.task.vocab_size, spec.task.n_classes)
+def check_options(spec: RunSpec, options: Options) -> torch.device:
+    """The device of this rank; refuses options that the spec or the machine does not allow."""
+    device = options.ranks.device(resolve_device(options.device))
+    batch, ranks, micros = spec.training.batch, options.ranks.size, options.micro_batches
+    if batch % (ranks * micros):
+        raise UserError(
+            f"training: batch is {batch}, which {ranks} processes x {micros} micro-batches do not divide. "
+            f"Choose a multiple of {ranks * micros}, or other numbers of them."
+        )
+    return device
 
 
-def new_state(spec: RunSpec, device: torch.device) -> TrainingState:
-    """The state before the first step."""
-    model = build_model(spec).to(device)
-    return TrainingState(
-        model,
-        make_optimizer(model, spec.training),
-        # a stream of its own, so that data do not depend on how many numbers the initial weights took
-        Generator(device).manual_seed(spec.seed * 2_654_435_761 % 2**63 + 1),
-        torch.zeros((), device=device, dtype=torch.float64),
+def parts_of(spec: RunSpec, folder: Path, options: Options) -> Parts:
+    """The parts of a spec's run: a CUDA graph or its eager twin for one process, else the sharded step."""
+    device, ranks = check_options(spec, options), options.ranks
+    source = source_of(spec, device)
+
+    def step(state: TrainingState) -> Step:
+        if options.parallel is None and options.micro_batches == 1:
+            return GraphStep(spec, state, source, options.say, options.cuda_graphs)
+        return ShardedStep(spec, state, source, ranks, options.parallel, options.micro_batches)
+
+    return Parts(
+        new_state=lambda: new_state(spec, device, functools.partial(shard, parallel=options.parallel)),
+        step=step,
+        store=FileStore(folder, spec.id, options.say, ranks, {"spec": json.dumps(spec.to_dict())}),
+        evaluate=lambda state: evaluate(state.model, spec, device),
+        steps=spec.training.steps,
+        log_every=spec.training.log_every,
+        eval_every=spec.evaluation.eval_every,
     )
 
 
 def train(spec: RunSpec, folder: Path, options: Options, stop: threading.Event) -> Running:
     """Train to the last step, from the newest checkpoint in `folder` if any; return the last metrics.
 
-    Yields after every step. When `stop` is set, a checkpoint is written and Interrupted raised.
+    Yields after every step. When `stop` is set, on one rank, a checkpoint is written and Interrupted raised.
     """
-    device, path = resolve_device(options.device), folder / "metrics.jsonl"
-    fresh = functools.partial(new_state, spec, device)
-    rows = read_metrics(path)
-    state = load_latest(folder, fresh, spec.id, [row["step"] for row in rows], options.say)
+    with options.ranks.together():
+        parts = parts_of(spec, folder, options)
+    return (yield from loop(parts, folder / "metrics.jsonl", options, stop))
+
+
+def loop(parts: Parts, path: Path, options: Options, stop: threading.Event) -> Running:
+    """`train`, of parts that are there already; rows of metrics go to `path`."""
+    ranks = options.ranks
+    rows = ranks.on_first(lambda: read_metrics(path))
+    state = parts.store.load_latest(parts.new_state, [row["step"] for row in rows])
     if state is not None:
-        options.say(f"Going on from step {state.step} of {spec.training.steps}.")
-    elif checkpoints(folder):
-        options.say("No checkpoint can be used: starting from step 0.")
-    state = state or fresh()
-    metrics = MetricsFile(path, [row for row in rows if row["step"] <= state.step])
-    step = TrainingStep(spec, state, options.say, options.cuda_graphs)
-    saved_at = time.monotonic()
-    while state.step < spec.training.steps:
+        options.say(f"Going on from step {state.step} of {parts.steps}.")
+    state = state or parts.new_state()
+    log = _Log(parts, path, options, [row for row in rows if row["step"] <= state.step])
+    step = parts.step(state)
+    while state.step < parts.steps:
         with step.on_stream():
             step()
-            saved_at = _after_step(spec, folder, options, state, metrics, stop, saved_at)
+            log.after(step, stop)
         yield
-    save_tensors(folder / "model.safetensors", state.model.state_dict(), {"spec": json.dumps(spec.to_dict())})
-    return metrics.rows[-1]
+    parts.store.finish(state)
+    return log.rows[-1]
 
 
-def _after_step(spec: RunSpec, folder: Path, options: Options, state: TrainingState, metrics, stop, saved_at):
-    """Log, evaluate, save and stop where it is time to; returns when the last checkpoint was written."""
-    steps, every = spec.training.steps, spec.evaluation.eval_every
-    last = state.step == steps
-    evaluates = last or (every and state.step % every == 0)
-    if evaluates or state.step % spec.training.log_every == 0:
-        row = _take_row(spec, state, metrics)
-        if evaluates:
-            row |= evaluate(state.model, spec, state.loss_sum.device)  # type: ignore[arg-type]
-        metrics.append(row)
-        options.progress(state.step, row)
-    asked = stop.is_set() and not last
-    if evaluates or asked or time.monotonic() - saved_at > options.checkpoint_seconds:
-        metrics.flush()
-        save_checkpoint(folder, state, spec.id, len(metrics.rows))
-        saved_at = time.monotonic()
-    if asked:
-        raise Interrupted(f"Stopped at step {state.step} of {steps}; the same command goes on from there.")
-    return saved_at
+class _Log:
+    """What happens between two steps: rows of metrics, checkpoints, the end of a run that is stopped."""
 
+    def __init__(self, parts: Parts, path: Path, options: Options, rows: list[dict[str, Any]]):
+        self.parts, self.options, self.ranks, self.rows = parts, options, options.ranks, rows
+        self.file = MetricsFile(path)  # rank 0 alone writes to it
+        self.ranks.on_first(lambda: self.file.begin(rows))
+        self.saved_at = time.monotonic()
 
-def _take_row(spec: RunSpec, state: TrainingState, metrics: "MetricsFile") -> dict[str, Any]:
-    """The mean loss since the last row. Rows hold no times, so a resumed run writes the same bytes."""
-    since = state.step - (metrics.rows[-1]["step"] if metrics.rows else 0)
-    loss = state.loss_sum.item() / since
-    state.loss_sum.zero_()
-    if loss != loss or loss in (float("inf"), float("-inf")):
-        raise Diverged(f"The loss is {loss} at step {state.step}. Try a smaller --lr.")
-    return {"step": state.step, "loss": loss, "lr": learning_rate(state.step - 1, spec.training)}
+    def after(self, step: Step, stop: threading.Event) -> None:
+        """Log, evaluate, save and stop where it is time to."""
+        state, steps, every = step.state, self.parts.steps, self.parts.eval_every
+        last = state.step == steps
+        evaluates = last or bool(every and state.step % every == 0)
+        if evaluates or state.step % self.parts.log_every == 0:
+            row = self._take_row(step)
+            if evaluates:
+                row |= self.parts.evaluate(state)
+            self.rows.append(row)
+            self.ranks.on_first(lambda: self._write(row))
+        late = self.ranks.is_first and time.monotonic() - self.saved_at > self.options.checkpoint_seconds
+        asked, late = self.ranks.agree(stop.is_set() and not last, late)
+        if evaluates or asked or late:
+            self.ranks.on_first(lambda: self.file.flush())
+            self.parts.store.save(state, len(self.rows))
+            self.saved_at = time.monotonic()
+        if asked:
+            raise Interrupted(
+                f"Stopped at step {state.step} of {steps}; the same command goes on from there."
+            )
 
+    def _take_row(self, step: Step) -> dict[str, Any]:
+        """The mean loss since the last row, the same on every rank."""
+        state = step.state
+        since = state.step - (self.rows[-1]["step"] if self.rows else 0)
+        loss = state.loss_sum.item() / since
+        state.loss_sum.zero_()
+        if not math.isfinite(loss):
+            raise Diverged(f"The loss is {loss} at step {state.step}. Try a smaller --lr.")
+        return {"step": state.step, "loss": loss, "lr": step.last_rate()}
 
-class MetricsFile:
-    """metrics.jsonl: one row per line. It begins with `rows`, and loses all others."""
-
-    def __init__(self, path: Path, rows: list[dict[str, Any]]):
-        self.path, self.rows = path, rows
-        write_text(path, "".join(json.dumps(row) + "\n" for row in self.rows))
-
-    def append(self, row: dict[str, Any]) -> None:
-        with open(self.path, "a") as file:
-            file.write(json.dumps(row) + "\n")
-        self.rows.append(row)
-
-    def flush(self) -> None:
-        """Have the rows on the disk: a checkpoint counts on them."""
-        with open(self.path, "a") as file:
-            os.fsync(file.fileno())
-
-
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The whole rows of metrics.jsonl; a line cut off by a kill ends the reading."""
-    rows: list[dict[str, Any]] = []
-    if path.exists():
-        for line in path.read_text(errors="replace").splitlines():
-            try:
-                row = json.loads(line)
-            except json.JSONDecodeError:
-                break
-            if not isinstance(row, dict) or not isinstance(row.get("step"), int):
-                break
-            rows.append(row)
-    return rows
+    def _write(self, row: dict[str, Any]) -> None:
+        self.file.append(row)
+        self.options.progress(row["step"], row)
 
 
 @contextlib.contextmanager

@@ -8,21 +8,30 @@ from torch import Tensor, nn
 from statetrack.spec import TrainingConfig
 
 
-def make_optimizer(model: nn.Module, config: TrainingConfig) -> torch.optim.AdamW:
-    """AdamW that decays weight matrices only: not norms, biases, embeddings, A_log or D.
+def decayed_names(model: nn.Module) -> frozenset[str]:
+    """The names of the weight matrices, which AdamW decays: not norms, biases, embeddings, A_log or D.
+
+    Names outlive what parameters do not: `fully_shard` puts new ones in their place, without our marks.
+    """
+    embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
+    return frozenset(
+        name
+        for name, p in model.named_parameters()
+        if p.ndim >= 2 and id(p) not in embeddings and not getattr(p, "no_weight_decay", False)
+    )
+
+
+def make_optimizer(model: nn.Module, config: TrainingConfig, decayed: frozenset[str]) -> torch.optim.AdamW:
+    """AdamW that decays the parameters named in `decayed` (see `decayed_names`) and no others.
 
     One kernel for all weights, and the rate a tensor beside them, so that a step never waits for the host.
     """
-    embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
-    decayed, kept = [], []
-    for p in model.parameters():
-        plain = p.ndim < 2 or id(p) in embeddings or getattr(p, "no_weight_decay", False)
-        (kept if plain else decayed).append(p)
+    named = list(model.named_parameters())
     groups = [
-        {"params": decayed, "weight_decay": config.weight_decay},
-        {"params": kept, "weight_decay": 0.0},
+        {"params": [p for name, p in named if name in decayed], "weight_decay": config.weight_decay},
+        {"params": [p for name, p in named if name not in decayed], "weight_decay": 0.0},
     ]
-    betas, device = (config.beta1, config.beta2), decayed[0].device
+    betas, device = (config.beta1, config.beta2), named[0][1].device
     return torch.optim.AdamW(
         [g for g in groups if g["params"]],
         lr=torch.tensor(config.lr, device=device),

@@ -18,25 +18,32 @@ from statetrack.ops.adamw import RecordedAdamW, recorded_adamw
 from statetrack.ops.backends import prefers_triton
 from statetrack.ops.checks import is_checked
 from statetrack.spec import RunSpec
-from statetrack.tasks import IGNORE, Batch, answer_positions
-from statetrack.training.checkpoint import TrainingState
-from statetrack.training.data import batch_length, batch_width, drawn_in_graph, training_batch
+from statetrack.tasks import IGNORE, Batch
 from statetrack.training.evaluation import autocast
 from statetrack.training.half_weights import HalfWeights
-from statetrack.training.optimizer import learning_rates
+from statetrack.training.optimizer import learning_rate, learning_rates
 from statetrack.training.packing import Packer
+from statetrack.training.protocols import WHOLE, Source
+from statetrack.training.source import read_where_labelled
+from statetrack.training.state import TrainingState
 
 EAGER_FIRST = 2  # steps of a width that run before it is captured: they load and compile what it needs
 
 
-class TrainingStep:
-    """Draw a batch, take one step of AdamW, add the loss to the running sum. Call it once per step."""
+class GraphStep:
+    """The step of one process: draw a batch, take a step of AdamW, add the loss to the running sum."""
 
-    def __init__(self, spec: RunSpec, state: TrainingState, say: Callable[[str], None], graphs: bool = True):
-        self.spec, self.state, self.say = spec, state, say
-        self.device = state.loss_sum.device
+    def __init__(
+        self,
+        spec: RunSpec,
+        state: TrainingState,
+        source: Source,
+        say: Callable[[str], None],
+        graphs: bool = True,
+    ):
+        self.spec, self.state, self.source, self.say = spec, state, source, say
+        self.device = state.device
         self.count = torch.tensor([state.step], device=self.device)
-        self.length, self.length_there = torch.zeros((), dtype=torch.long, device=self.device), 0
         self.rates = learning_rates(spec.training).to(self.device)
         self.rate = state.optimizer.param_groups[0]["lr"]
         for group in state.optimizer.param_groups:
@@ -59,14 +66,11 @@ class TrainingStep:
         return torch.cuda.stream(self.stream) if self.stream is not None else contextlib.nullcontext()
 
     def __call__(self) -> None:
-        length = batch_length(self.spec, self.state.step)
-        width = batch_width(self.spec, length)
+        width = self.source.width(self.state.step)
         self.seen[width] = self.seen.get(width, 0) + 1
         if self.uses_graphs and width not in self.graphs and self.seen[width] > EAGER_FIRST:
             self._capture(width)
-        if length != self.length_there:
-            self.length.fill_(length)
-            self.length_there = length
+        self.source.prepare(self.state.step)
         if width in self.graphs:
             self.graphs[width].replay(self)
         else:
@@ -76,8 +80,11 @@ class TrainingStep:
             self.arithmetic(batch, update)
         self.state.step += 1
 
+    def last_rate(self) -> float:
+        return learning_rate(self.state.step - 1, self.spec.training)
+
     def draw(self) -> Batch:
-        return training_batch(self.spec, self.state.step, self.state.generator, self.length)
+        return self.source.batch(self.state.step, WHOLE, self.state.generator)
 
     def recorded_update(self) -> RecordedAdamW | None:
         """The optimiser's step as a graph holds it, where there are graphs and it can be had.
@@ -135,10 +142,7 @@ class TrainingStep:
         if self.packer is not None:
             packed = self.packer(batch)
             return packed.tokens, {"at": packed.at, "packing": packed.packing}, packed.targets
-        if self.spec.task.labels == "dense":
-            return batch.inputs, {}, batch.targets
-        at = answer_positions(batch.targets)
-        return batch.inputs, {"at": at}, batch.targets.gather(1, at)
+        return read_where_labelled(self.spec.task, batch)
 
     def _capture(self, width: int) -> None:
         """Record a step of this width. What cannot be recorded stays eager from then on, and that is said."""
@@ -161,8 +165,8 @@ class TrainingStep:
 class _Graph:
     """One captured step. Data that cannot be drawn inside are drawn before and copied to its own place."""
 
-    def __init__(self, step: TrainingStep):
-        self.batch: Batch | None = None if drawn_in_graph(step.spec) else step.draw()
+    def __init__(self, step: GraphStep):
+        self.batch: Batch | None = None if step.source.capturable else step.draw()
         self.first = self.batch is not None  # drawn already
         self.graph = torch.cuda.CUDAGraph()
         self.graph.register_generator_state(step.state.generator)
@@ -172,7 +176,7 @@ class _Graph:
         if self.update is not None:
             self.update.fill()
 
-    def replay(self, step: TrainingStep) -> None:
+    def replay(self, step: GraphStep) -> None:
         if self.batch is not None and not self.first:
             for place, drawn in zip(self.batch, step.draw(), strict=True):
                 place.copy_(drawn)
