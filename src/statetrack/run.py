@@ -203,7 +203,7 @@ def main(arguments: list[str] | None = None) -> None:
     )
     parser.add_argument("--micro-batches", type=int, default=1, help="pieces of a process's batch (memory)")
     given = parser.parse_args(arguments)
-    with exit_codes(quiet=not is_first_process()), _processes(given.parallel, given.device) as ranks:
+    with exit_codes(quiet=not is_first_process()), _processes(given.device) as ranks:
         with ranks.together():
             spec = RunSpec.load(given.spec)
             options = Options(
@@ -212,7 +212,7 @@ def main(arguments: list[str] | None = None) -> None:
                 not given.no_cuda_graphs,
                 progress=print_row,
                 ranks=ranks,
-                parallel=(given.parallel or "ddp") if under_torchrun() else None,
+                parallel=given.parallel,
                 micro_batches=given.micro_batches,
             )
         done = run(spec, given.out, options)
@@ -220,16 +220,9 @@ def main(arguments: list[str] | None = None) -> None:
             print(json.dumps(done["metrics"]))
 
 
-def _processes(parallel: str | None, device: str) -> contextlib.AbstractContextManager[Ranks]:
+def _processes(device: str) -> contextlib.AbstractContextManager[Ranks]:
     """This process alone, or those of torchrun."""
-    if under_torchrun():
-        return start_processes(resolve_device(device))
-    if parallel is not None:
-        raise UserError(
-            f"--parallel {parallel} needs several processes: start them with "
-            f"torchrun --nproc-per-node 2 -m statetrack.run SPEC --parallel {parallel}"
-        )
-    return contextlib.nullcontext(Ranks())
+    return start_processes(resolve_device(device)) if under_torchrun() else contextlib.nullcontext(Ranks())
 
 
 def print_row(step: int, row: dict[str, Any]) -> None:

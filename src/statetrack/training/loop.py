@@ -46,7 +46,7 @@ class Options:
     progress: ProgressCallback = lambda step, row: None  # after every log line, with its row; on rank 0
     say: Callable[[str], None] = print  # on rank 0
     ranks: Ranks = field(default_factory=Ranks)
-    parallel: Parallel | None = None  # how several processes share the work
+    parallel: Parallel | None = None  # how several processes share the work; "ddp" when None
     micro_batches: int = 1  # pieces of a rank's batch, one after the other to save memory
 
     def __post_init__(self) -> None:
@@ -56,6 +56,13 @@ class Options:
             raise UserError(f"micro_batches is {self.micro_batches}, expected at least 1.")
         if self.parallel not in (None, *PARALLEL):
             raise unknown_name("parallel", self.parallel, PARALLEL)
+        if self.ranks.distributed:
+            self.parallel = self.parallel or "ddp"
+        elif self.parallel is not None:
+            raise UserError(
+                f"parallel is {self.parallel}, which needs several processes: start them with "
+                f"torchrun --nproc-per-node 2 -m statetrack.run SPEC --parallel {self.parallel}"
+            )
         if not self.ranks.is_first:
             self.say = lambda text: None
 

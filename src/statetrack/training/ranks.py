@@ -25,6 +25,7 @@ class Ranks:
     """One process, which is the first and the only one."""
 
     rank, size = 0, 1
+    distributed = False  # whether torch.distributed connects the ranks, be it one
 
     @property
     def is_first(self) -> bool:
@@ -58,6 +59,8 @@ class Ranks:
 
 class Processes(Ranks):
     """One of several processes that torchrun started. Use `start_processes`."""
+
+    distributed = True
 
     def __init__(self, rank: int, size: int, local_rank: int):
         self.rank, self.size, self.local_rank = rank, size, local_rank

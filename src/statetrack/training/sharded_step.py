@@ -14,6 +14,7 @@ so that it does not depend on how the batch was cut, even where rows hold differ
 """
 
 import contextlib
+import warnings
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -44,6 +45,8 @@ def shard(model: Model, parallel: Parallel | None) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
+    # nothing in the model writes into a block's output
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module", category=UserWarning)
     mesh = init_device_mesh(model.head.weight.device.type, (distributed.get_world_size(),))
     for module in (*model.blocks, model):
         fully_shard(module, mesh=mesh, reshard_after_forward=parallel == "fsdp")

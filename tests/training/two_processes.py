@@ -1,0 +1,84 @@
+"""Started by torchrun, twice, from test_processes.py: several runs at two processes, one after the other.
+
+Writes the files of each run below the folder it is given, and how each ended into rank-<rank>.json.
+"""
+
+import json
+import os
+import shutil
+import signal
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from process_specs import CUT, SPEC, file_spec
+
+from statetrack.errors import Diverged, Interrupted, UserError
+from statetrack.run import run, running
+from statetrack.training import Options
+from statetrack.training.loop import stop_signals
+from statetrack.training.ranks import PARALLEL, start_processes
+
+
+def main(out: Path) -> None:
+    torch.set_num_threads(1)
+    ended = {}
+    with start_processes(torch.device("cpu")) as ranks:
+
+        def options(parallel, **changes):
+            changes = {"device": "cpu", "say": lambda text: None, "micro_batches": 2} | changes
+            return Options(ranks=ranks, parallel=parallel, **changes)
+
+        for parallel in PARALLEL:
+            whole, cut = out / parallel / "whole", out / parallel / "cut"
+            run(SPEC, whole, options(parallel))
+            ended[f"{parallel}, stopped"] = _outcome(_stop_on_rank_1, cut, options(parallel), ranks)
+            if ranks.is_first:
+                shutil.copytree(cut, out / parallel / "to one")
+            run(SPEC, cut, options(parallel))
+            # left there by one process
+            run(SPEC, out / parallel / "from one", options(parallel))
+        run(file_spec(out), out / "file", options("fsdp"))
+        diverging = replace(SPEC, training=replace(SPEC.training, lr=1e30, warmup=0.0, clip=0.0))
+        ended["diverged"] = _outcome(run, diverging, out / "diverged", options("ddp"))
+        ended["full disk"] = _outcome(_run_on_a_full_disk, out / "full", options("fsdp"), ranks)
+        uneven = options("ddp", micro_batches=3)
+        ended["uneven"] = _outcome(run, SPEC, out / "uneven", uneven)
+    (out / f"rank-{ranks.rank}.json").write_text(json.dumps(ended))
+
+
+def _outcome(work, *arguments):
+    try:
+        work(*arguments)
+    except (Diverged, Interrupted, UserError, OSError) as error:
+        return [type(error).__name__, str(error)]
+    return None
+
+
+def _stop_on_rank_1(folder, options, ranks):
+    """Rank 1 hears SIGTERM after step CUT - 1, so that the run should end behind the step after it."""
+    with stop_signals() as stop:
+        for step, _ in enumerate(running(SPEC, folder, options, stop), 1):
+            if step == CUT - 1 and ranks.rank == 1:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _run_on_a_full_disk(folder, options, ranks):
+    """No checkpoint can be written from the fifth step on."""
+
+    def fail(file):
+        raise OSError(28, "No space left on device")
+
+    real = os.fsync
+    try:
+        with stop_signals() as stop:
+            for step, _ in enumerate(running(SPEC, folder, options, stop), 1):
+                if step == 5 and ranks.is_first:
+                    os.fsync = fail
+    finally:
+        os.fsync = real
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
