@@ -128,6 +128,23 @@ def test_norms_biases_embeddings_and_decay_rates_are_not_decayed(name):
     assert not [names[id(p)] for p in kept if names[id(p)].endswith("head.weight")]
 
 
+@pytest.mark.parametrize("name", PRESETS)
+def test_matrices_are_decayed_but_for_embeddings_and_those_that_drive_a_recurrence(name):
+    """By name, in the model's order within each group: checkpoints number the moments in that order."""
+    model = build_model(RunSpec(model=model_config(name, layers=2)).resolved())
+    extra = {"mamba": ["mixer.A_log"], "slstm": ["mixer.recurrent", "mixer.bias"]}.get(name, [])
+    spared = {"embedding.weight", *(f"blocks.{i}.{end}" for i in range(2) for end in extra)}
+    named = dict(model.named_parameters())
+    assert spared <= named.keys()
+    decayed = [p for n, p in named.items() if p.ndim >= 2 and n not in spared]
+    kept = [p for n, p in named.items() if p.ndim < 2 or n in spared]
+    groups = make_optimizer(model, TrainingConfig(), decayed_names(model)).param_groups
+    assert [[id(p) for p in group["params"]] for group in groups] == [
+        [id(p) for p in group] for group in (decayed, kept)
+    ]
+    assert [group["weight_decay"] for group in groups] == [TrainingConfig.weight_decay, 0.0]
+
+
 def test_an_absent_device_is_refused():
     with pytest.raises(UserError, match="expected auto, cpu or cuda"):
         resolve_device("gpu")

@@ -43,7 +43,7 @@ class Jsonl(StoredTask):
             raise UserError(f"Jsonl: test_fraction is {self.test_fraction}, expected a number from 0 to 1.")
         if not (self.sha256 and self.vocabulary and self.classes):
             # written out, so that a spec can be read where the file is not
-            object.__setattr__(self, "sha256", self._file.sha256)
+            object.__setattr__(self, "sha256", self.sha256 or _sha256(_bytes(self.path)))
             object.__setattr__(self, "vocabulary", self.vocabulary or self._file.vocabulary)
             object.__setattr__(self, "classes", self.classes or self._file.classes)
         if self.classes < 2:
@@ -80,7 +80,6 @@ class _File:
     """What a file holds. Sequences whose `place` is below the test fraction are for testing."""
 
     path: str
-    sha256: str
     sequences: Sequences
     place: Tensor  # (S,): in [0, 1) by a hash of the content, below 0 or above 1 where the line names a split
 
@@ -110,17 +109,25 @@ def _split(file: _File, test_fraction: float, split: Split) -> Sequences:
     return Sequences(whole.inputs, whole.targets, whole.starts[chosen], whole.lengths[chosen])
 
 
-@lru_cache(maxsize=4)
-def _read(path: str, sha256: str) -> _File:
-    """Read the file, which must have this hash unless it is empty."""
+def _bytes(path: str) -> bytes:
     try:
-        raw = Path(path).read_bytes()
+        return Path(path).read_bytes()
     except OSError as error:
         raise UserError(
             f"{path} cannot be read: {error.strerror}. Put the file there, or name it by --task jsonl:FILE."
         ) from None
-    found = hashlib.sha256(raw).hexdigest()
-    if sha256 and found != sha256:
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+@lru_cache(maxsize=4)
+def _read(path: str, sha256: str) -> _File:
+    """Read the file, which must have this hash."""
+    raw = _bytes(path)
+    found = _sha256(raw)
+    if found != sha256:
         raise UserError(
             f"{path} has changed: its SHA-256 is {found}, expected {sha256} as the spec has it. Bring back "
             "the file, or start a new run with it."
@@ -136,7 +143,7 @@ def _read(path: str, sha256: str) -> _File:
         raise UserError(f"{path} is empty, expected a line of inputs and targets per sequence.")
     size = _tensor(lengths)
     sequences = Sequences(_tensor(inputs), _tensor(targets), size.cumsum(0) - size, size)
-    return _File(path, found, sequences, torch.tensor(place, dtype=torch.float64))
+    return _File(path, sequences, torch.tensor(place, dtype=torch.float64))
 
 
 def _tensor(numbers: array) -> Tensor:
