@@ -10,8 +10,9 @@ from statetrack.tasks import task
 
 CUT = 8  # the step after which a run is stopped
 
-# Mamba has weights that must not be decayed, and says so by marks that sharding drops. Decay is strong enough
-# for one that is forgotten to show.
+# Mamba has weights that must not be decayed, and says so by marks that sharding drops: with decay as strong
+# as this, a forgotten one shows. Gradients have norms around 1, where clipping begins, so that a wrong scale
+# shows too.
 SPEC = RunSpec(
     task("parity-dense"),
     model_config("mamba", d_model=8, layers=2),

@@ -39,12 +39,13 @@ def main(out: Path) -> None:
             run(SPEC, cut, options(parallel))
             # left there by one process
             run(SPEC, out / parallel / "from one", options(parallel))
-        run(file_spec(out), out / "file", options("fsdp"))
+        # whether it is time for a checkpoint is rank 0's to say: if not, they would wait for each other
+        seconds = 0.0 if ranks.is_first else 1e9
+        run(file_spec(out), out / "file", options("fsdp", checkpoint_seconds=seconds))
         diverging = replace(SPEC, training=replace(SPEC.training, lr=1e30, warmup=0.0, clip=0.0))
         ended["diverged"] = _outcome(run, diverging, out / "diverged", options("ddp"))
         ended["full disk"] = _outcome(_run_on_a_full_disk, out / "full", options("fsdp"), ranks)
-        uneven = options("ddp", micro_batches=3)
-        ended["uneven"] = _outcome(run, SPEC, out / "uneven", uneven)
+        ended["refused on rank 1"] = _outcome(_refuse_on_rank_1, ranks)
     (out / f"rank-{ranks.rank}.json").write_text(json.dumps(ended))
 
 
@@ -54,6 +55,12 @@ def _outcome(work, *arguments):
     except (Diverged, Interrupted, UserError, OSError) as error:
         return [type(error).__name__, str(error)]
     return None
+
+
+def _refuse_on_rank_1(ranks):
+    with ranks.together():
+        if ranks.rank == 1:
+            raise UserError("rank 1 cannot")
 
 
 def _stop_on_rank_1(folder, options, ranks):

@@ -41,7 +41,7 @@ class Ranks:
         yield
 
     def agree(self, *flags: bool) -> tuple[bool, ...]:
-        """Each flag as true as on the rank where it is: on all once it is on one."""
+        """Each flag, true on every rank if it is true on one."""
         return flags
 
     def sum(self, x: Tensor) -> Tensor:
