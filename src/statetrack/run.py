@@ -3,7 +3,7 @@
 results/<run_id>/spec.json            what was run
                  metrics.jsonl        one row per log line: step, loss, lr, accuracy by length
                  model.safetensors    the final weights
-                 done.json            written last: final metrics, machine, time
+                 done.json            written last: final metrics, machine, time, commit
 """
 
 import argparse
@@ -23,6 +23,8 @@ from statetrack.errors import UserError
 from statetrack.exits import exit_codes
 from statetrack.files import PARTIAL, write_json
 from statetrack.layers import Model
+from statetrack.plugins import use_plugins
+from statetrack.provenance import commit
 from statetrack.spec import RunSpec
 from statetrack.training import Options, build_model, train
 from statetrack.training.checkpoint import checkpoints
@@ -59,6 +61,7 @@ def running(spec: RunSpec, folder: Path | None, options: Options, stop: threadin
         for leftover in folder.glob(f".*{PARTIAL}"):  # of a process killed while it wrote
             leftover.unlink(missing_ok=True)
         write_json(folder / "spec.json", spec.to_dict())
+        code = commit()  # now: the files may change while the run goes on with what it has loaded
         started, before = time.monotonic(), _seconds_so_far(folder)
         try:
             metrics = yield from train(spec, folder, options, stop)
@@ -71,6 +74,7 @@ def running(spec: RunSpec, folder: Path | None, options: Options, stop: threadin
             "metrics": metrics,
             "seconds": seconds,
             "machine": machine(options.device),
+            "commit": code,
         }
         write_json(folder / "done.json", done)
         for name in (*checkpoints(folder), folder / "timing.json"):
@@ -95,14 +99,18 @@ def load_run(folder: str | Path) -> tuple[RunSpec, Model]:
 
 
 def read_done(folder: Path) -> dict[str, Any] | None:
-    """The result of a finished run, or None; a file that is anything else counts as none."""
+    """The result of a finished run, or None; a file that is anything else counts as none.
+
+    `commit` is None where the run is older than that entry.
+    """
     try:
         done = json.loads((folder / "done.json").read_text())
     except (FileNotFoundError, ValueError):
         return None
     parts = {"id": str, "metrics": dict, "seconds": (int, float), "machine": dict}
+    parts |= {"commit": (str, type(None))}
     whole = isinstance(done, dict) and all(isinstance(done.get(name), kind) for name, kind in parts.items())
-    return done if whole else None
+    return {"commit": None} | done if whole else None
 
 
 def machine(device: str) -> dict[str, str]:
@@ -179,8 +187,12 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
     parser.add_argument("--checkpoint-seconds", type=float, default=Options.checkpoint_seconds)
     parser.add_argument("--no-cuda-graphs", action="store_true", help="launch GPU steps kernel by kernel")
+    parser.add_argument(
+        "--plugin", action="append", default=[], help="a file or module that registers tasks or mixers"
+    )
     given = parser.parse_args(arguments)
     with exit_codes():
+        use_plugins(given.plugin)
         options = Options(
             given.device, given.checkpoint_seconds, not given.no_cuda_graphs, progress=print_row
         )

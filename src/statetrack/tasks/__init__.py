@@ -1,6 +1,8 @@
 """Tasks by name."""
 
+from statetrack.config import register, register_kind
 from statetrack.errors import UserError, unknown_name
+from statetrack.plugins import find
 from statetrack.tasks.automaton import PREFIXES, Automaton, automaton_task
 from statetrack.tasks.groups import Group, group
 from statetrack.tasks.modular_arithmetic import BracketArithmetic, ModularArithmetic
@@ -31,11 +33,27 @@ def task(name: str, alphabet: str | None = None) -> Task:
         return automaton_task(name, alphabet)
     if ":" in name:
         raise unknown_name("task", name.partition(":")[0] + ":", PREFIXES)
-    if name not in TASKS:
-        raise unknown_name("task", name, TASKS)
+    found = find("task", name, TASKS)
     if alphabet is not None:
         raise UserError(f"task {name!r} takes no alphabet; that belongs to tasks such as 'regex:(ab|ba)*'.")
-    return TASKS[name]
+    return found
+
+
+def register_task(name: str, task: Task) -> None:
+    """Add a task from outside: `--task NAME`, its fields flags, its class a kind that specs may name.
+
+    The class is a frozen dataclass derived from `Task`; the instance holds the defaults.
+    """
+    if not isinstance(task, Task):
+        raise UserError(
+            f"register_task: {task!r} is not a Task. Derive its class from statetrack.tasks.Task."
+        )
+    register("register_task", name, task, TASKS)
+
+
+# Automata are tasks without a name of their own.
+for _cls in (Automaton, *map(type, TASKS.values())):
+    register_kind(_cls)
 
 
 __all__ = [
@@ -51,5 +69,6 @@ __all__ = [
     "WordProblem",
     "answer_positions",
     "group",
+    "register_task",
     "task",
 ]
