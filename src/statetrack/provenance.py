@@ -7,16 +7,16 @@ from pathlib import Path
 
 from statetrack import __version__
 
+ROOT = Path(__file__).resolve().parents[2]  # the repository, where this package is used from one
 SECONDS = 2.0  # git may take on a slow file system; a result is not worth waiting longer for this
 
 
-@lru_cache(maxsize=1)
-def commit() -> str:
-    """The commit of the checkout that holds this package, with "+changes" if src differs from it.
+@lru_cache(maxsize=8)
+def commit(root: Path = ROOT) -> str:
+    """The commit of the checkout at `root`, with "+changes" if src differs from it.
 
     The version of the package where it is installed without its repository, or git does not answer.
     """
-    root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():
         return f"version {__version__}"
     try:

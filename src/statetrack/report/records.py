@@ -17,8 +17,8 @@ from statetrack.experiments.item import LabelledRun, check_scale
 from statetrack.files import write_text
 
 RECORDS = "runs.jsonl"
-MOST_ROWS = 100  # of a learning curve, and those with an evaluation
-INVISIBLE = 0.002  # of the height of a curve: an error that nobody sees
+MOST_ROWS = 150  # of a learning curve, without those that have an evaluation
+INVISIBLE = 0.01  # of the height of a curve: an error that is not seen
 LOSS_FLOOR = 1e-8  # below it nothing is drawn: a loss of exactly 0 has no place on a logarithmic axis
 
 Row = dict[str, Any]  # of metrics.jsonl
