@@ -92,7 +92,9 @@ def _load(name: str) -> None:
             importlib.import_module(name)
     except Exception as error:  # a plugin can go wrong in any way; the next attempt must say so again
         _loaded.discard(name)
-        raise UserError(f"plugin {name!r} cannot be loaded: {_what_happened(error)}") from error
+        absent = isinstance(error, ModuleNotFoundError) and error.name and name.startswith(error.name)
+        advice = ". Give a file that ends with .py, or a module on the Python path." if absent else ""
+        raise UserError(f"plugin {name!r} cannot be loaded: {_what_happened(error)}{advice}") from error
 
 
 def _import_file(path: Path) -> None:

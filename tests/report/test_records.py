@@ -5,16 +5,19 @@ import json
 import math
 import random
 import shutil
+from dataclasses import make_dataclass, replace
 from pathlib import Path
 
 import pytest
 
 from statetrack.cli import main
+from statetrack.config import added
 from statetrack.errors import UserError
 from statetrack.experiments.registry import ITEMS
 from statetrack.report.records import LOSS_FLOOR, MOST_ROWS, RECORDS, Record, read_records, thin
 from statetrack.report.results import INDEX, export, merge, read_index, write_index
 from statetrack.report.text import as_text
+from statetrack.spec import TrainingConfig
 
 KEPT = sorted((Path(__file__).parents[2] / "docs/results").glob("*/*/" + RECORDS))
 
@@ -247,3 +250,22 @@ def test_rows_with_an_evaluation_are_kept_whole_and_others_as_step_and_loss():
 @pytest.mark.parametrize("count", [0, 1, 2])
 def test_short_curves_stay_whole(count):
     assert thin(curve([1.0] * count)) == curve([1.0] * count)
+
+
+def test_lines_do_not_change_when_a_config_class_gains_a_field():
+    record = read_records(KEPT[0])[0]
+    training = record.run.spec.training
+    fields = [("accumulate", int, added(1))]
+    names = {"__module__": TrainingConfig.__module__}
+    Grown = make_dataclass("TrainingConfig", fields, bases=(TrainingConfig,), frozen=True, namespace=names)
+    spec = replace(record.run.spec, training=Grown(**vars(training)))
+    grown = replace(record, run=replace(record.run, spec=spec))
+    assert grown.to_json() == record.to_json()
+    spec = replace(spec, training=Grown(**vars(training), accumulate=2))
+    assert '"accumulate": 2' in replace(record, run=replace(record.run, spec=spec)).to_json()
+
+
+def test_an_export_into_the_folder_of_another_item_is_refused(pretend, tmp_path):
+    export(read_index(pretend("fig-parity", "smoke", score)), tmp_path / "kept")
+    with pytest.raises(UserError, match="expected those of one item"):
+        export(read_index(pretend("fig-z60", "smoke", lambda run: 8)), tmp_path / "kept")

@@ -8,9 +8,12 @@ import pytest
 
 from statetrack import config
 from statetrack.config import added, from_dict, register_kind, run_id, to_dict
+from statetrack.errors import UserError
 from statetrack.layers import PRESETS, ModelConfig
+from statetrack.run import run
 from statetrack.spec import EvaluationConfig, RunSpec, TrainingConfig
 from statetrack.tasks import TASKS, Automaton
+from statetrack.training import Options
 
 # A spec of every kind as it was before any field was added, with its id. Lines may be added, never changed.
 KEPT = [json.loads(line) for line in (Path(__file__).parent / "ids.jsonl").read_text().splitlines()]
@@ -108,3 +111,15 @@ def test_a_part_that_may_be_absent_survives_json(kinds):
     register_kind(Whole)
     for whole in (Whole(), Whole(part=Part(0.5), parts=(Part(1.0), Part(2.0)))):
         assert from_dict(json.loads(json.dumps(to_dict(whole)))) == whole
+
+
+def test_a_folder_is_refused_for_its_spec_even_where_two_ids_are_the_same(tmp_path, monkeypatch):
+    """As they would be if the default of an added field were changed."""
+    monkeypatch.setattr("statetrack.spec.run_id", lambda config: "same")
+    monkeypatch.chdir(tmp_path)
+    short = TrainingConfig(steps=1, batch=2, train_lengths=(4, 4))
+    spec = RunSpec(training=short, evaluation=EvaluationConfig((4,), eval_samples=2)).resolved()
+    run(spec, options=Options(device="cpu", say=lambda text: None))
+    assert (tmp_path / "results/same/done.json").exists()
+    with pytest.raises(UserError, match="different spec"):
+        run(replace(spec, seed=1), options=Options(device="cpu", say=lambda text: None))

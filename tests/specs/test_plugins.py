@@ -264,7 +264,7 @@ def test_a_plugin_can_be_a_module(plugin, tmp_path, monkeypatch, capsys):
     assert os.environ[plugins.VARIABLE] == "outside"
     sys.modules.pop("outside")
     assert exit_code(["train", "--plugin", "no.such.module"]) == 2
-    assert "No module named 'no'" in capsys.readouterr().err
+    assert "No module named 'no'. Give a file that ends with .py" in capsys.readouterr().err
 
 
 def test_the_help_lists_names_from_outside(plugin, capsys):

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from statetrack.config import to_dict
 from statetrack.errors import UserError
 from statetrack.experiments.item import LabelledRun, check_scale
 from statetrack.files import write_text
@@ -35,11 +36,13 @@ class Record:
     rows: list[Row]
 
     def to_json(self) -> str:
-        """One line, with the same bytes for the same run."""
-        named, metrics = self.run.to_dict(), self.done["metrics"]
-        spec, curve = named.pop("spec"), [_short(row) for row in self.rows if row["step"] != metrics["step"]]
-        result = {name: self.done.get(name) for name in ("seconds", "commit", "machine", "metrics")}
-        line = {"item": self.item, "scale": self.scale, **named, **result, "spec": spec, "curve": curve}
+        """One line, with the same bytes for the same run, today and after its config classes gain fields."""
+        line = {"item": self.item, "scale": self.scale} | self.run.to_dict()
+        del line["spec"]  # it comes behind what one looks for in a line
+        line |= {name: self.done.get(name) for name in ("seconds", "commit", "machine", "metrics")}
+        line["spec"] = to_dict(self.run.spec, hashed=True)
+        last = self.done["metrics"]["step"]
+        line["curve"] = [_short(row) for row in self.rows if row["step"] != last]
         return json.dumps(line)
 
     @classmethod

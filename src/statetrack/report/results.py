@@ -84,7 +84,8 @@ def write_index(
     Finished ones of an earlier call stay, under their id, unless the item no longer has their spec.
     """
     of_item = {run.spec for run in of.runs(scale, 1)}
-    before = read_index(folder).finished if (folder / INDEX).exists() else []
+    there = any((folder / name).exists() for name in (INDEX, RECORDS))
+    before = read_index(folder).finished if there else []
     listed = {r.run.spec: r.run for r in before if replace(r.run.spec, seed=0) in of_item}
     asked = [listed.setdefault(run.spec, run) for run in runs]
     write_json(
@@ -181,10 +182,10 @@ def export(results: ItemResults, folder: Path) -> tuple[ItemResults, list[str]]:
 
     Returns all of them, and the ids of runs that are there with other metrics than those given.
     """
-    there = _read_records(folder).results if (folder / RECORDS).exists() else []
-    known = {result.run.id: result.metrics for result in there}
+    there = [_read_records(folder)] if (folder / RECORDS).exists() else []
+    known = {result.run.id: result.metrics for part in there for result in part.results}
     differing = [r.run.id for r in results.finished if known.get(r.run.id, r.metrics) != r.metrics]
-    merged = merge([replace(results, results=there), replace(results, results=results.finished)])
+    merged = merge([*there, replace(results, results=results.finished)])
     records = [_record(merged, result) for result in merged.results]
     write_records(folder / RECORDS, records)
     return merged, differing
