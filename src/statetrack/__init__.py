@@ -7,16 +7,27 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from statetrack.layers import build, model_config
+    from statetrack.layers import build, model_config, register_mixer
     from statetrack.ops import checked, delta_rule, selective_scan
     from statetrack.spec import RunSpec
-    from statetrack.tasks import task
+    from statetrack.tasks import register_task, task
 
 __version__ = "0.1.0"
 
-__all__ = ["RunSpec", "build", "checked", "delta_rule", "model_config", "selective_scan", "task"]
+__all__ = [
+    "RunSpec",
+    "build",
+    "checked",
+    "delta_rule",
+    "model_config",
+    "register_mixer",
+    "register_task",
+    "selective_scan",
+    "task",
+]
 
-_HOMES = {"build": "layers", "model_config": "layers", "RunSpec": "spec", "task": "tasks"}
+_HOMES = {"build": "layers", "model_config": "layers", "register_mixer": "layers"}
+_HOMES |= {"RunSpec": "spec", "register_task": "tasks", "task": "tasks"}
 _HOMES |= dict.fromkeys(("checked", "delta_rule", "selective_scan"), "ops")
 
 

@@ -18,12 +18,12 @@ class Diverged(Exception):
     """The loss is no longer a number."""
 
 
-def unknown_name(what: str, name: object, known: Iterable[str]) -> UserError:
-    """The error for a name that does not exist, with the nearest one that does."""
+def unknown_name(what: str, name: object, known: Iterable[str], advice: str = "") -> UserError:
+    """The error for a name that does not exist, with the nearest one that does, and what else to try."""
     known = sorted(known)
     nearest = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
     hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
-    return UserError(f"{what} {name!r} is not known.{hint} Known: {', '.join(known)}.")
+    return UserError(f"{what} {name!r} is not known.{hint} Known: {', '.join(known)}. {advice}".rstrip())
 
 
 def require(module: str, *, extra: str, for_: str) -> ModuleType:

@@ -3,7 +3,7 @@
 results/<run_id>/spec.json            what was run
                  metrics.jsonl        one row per log line: step, loss, lr, accuracy by length
                  model.safetensors    the final weights
-                 done.json            written last: final metrics, machine, time
+                 done.json            written last: final metrics, machine, time, commit
 
 Several processes: `torchrun --nproc-per-node 2 -m statetrack.run spec.json --parallel ddp`.
 """
@@ -25,6 +25,8 @@ from statetrack.errors import UserError
 from statetrack.exits import exit_codes
 from statetrack.files import PARTIAL, write_json
 from statetrack.layers import Model
+from statetrack.plugins import use_plugins
+from statetrack.provenance import commit
 from statetrack.spec import RunSpec
 from statetrack.training import Options, build_model, train
 from statetrack.training.loop import Running, check_options, resolve_device, stop_signals
@@ -60,6 +62,7 @@ def running(spec: RunSpec, folder: Path | None, options: Options, stop: threadin
         if done is not None:
             options.say(f"{folder} is finished already.")
             return done
+        code = commit()  # now: the files may change while the run goes on with what it has loaded
         started, before = time.monotonic(), _seconds_so_far(folder)
         try:
             metrics = yield from train(spec, folder, options, stop)
@@ -73,6 +76,7 @@ def running(spec: RunSpec, folder: Path | None, options: Options, stop: threadin
             "metrics": metrics,
             "seconds": seconds,
             "machine": machine(options),
+            "commit": code,
         }
         return ranks.on_first(lambda: _finish(folder, done))
 
@@ -113,14 +117,18 @@ def load_run(folder: str | Path) -> tuple[RunSpec, Model]:
 
 
 def read_done(folder: Path) -> dict[str, Any] | None:
-    """The result of a finished run, or None; a file that is anything else counts as none."""
+    """The result of a finished run, or None; a file that is anything else counts as none.
+
+    `commit` is None where the run is older than that entry.
+    """
     try:
         done = json.loads((folder / "done.json").read_text())
     except (FileNotFoundError, ValueError):
         return None
     parts = {"id": str, "metrics": dict, "seconds": (int, float), "machine": dict}
+    parts |= {"commit": (str, type(None))}
     whole = isinstance(done, dict) and all(isinstance(done.get(name), kind) for name, kind in parts.items())
-    return done if whole else None
+    return {"commit": None} | done if whole else None
 
 
 def machine(options: Options) -> dict[str, str]:
@@ -199,12 +207,16 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--checkpoint-seconds", type=float, default=Options.checkpoint_seconds)
     parser.add_argument("--no-cuda-graphs", action="store_true", help="launch GPU steps kernel by kernel")
     parser.add_argument(
+        "--plugin", action="append", default=[], help="a file or module that registers tasks or mixers"
+    )
+    parser.add_argument(
         "--parallel", choices=PARALLEL, help="how torchrun's processes share the work (default: ddp)"
     )
     parser.add_argument("--micro-batches", type=int, default=1, help="pieces of a process's batch (memory)")
     given = parser.parse_args(arguments)
     with exit_codes(quiet=not is_first_process()), _processes(given.device) as ranks:
         with ranks.together():
+            use_plugins(given.plugin)
             spec = RunSpec.load(given.spec)
             options = Options(
                 given.device,

@@ -14,7 +14,7 @@ from typing import Literal
 
 import torch
 
-from statetrack.config import from_dict, run_id, to_dict
+from statetrack.config import from_dict, register_kind, run_id, to_dict
 from statetrack.errors import UserError
 from statetrack.layers import PRESETS, Model, ModelConfig
 from statetrack.tasks import Task, task
@@ -83,7 +83,7 @@ class RunSpec:
 
     @classmethod
     def from_dict(cls, data: dict) -> "RunSpec":
-        spec = from_dict(data, KINDS)
+        spec = from_dict(data)
         if not isinstance(spec, cls):
             raise UserError(f"spec is a {type(spec).__name__}, expected a RunSpec.")
         return spec.resolved()
@@ -100,18 +100,8 @@ class RunSpec:
         return cls.from_dict(data)
 
 
-def _kinds() -> dict[str, type]:
-    """Every class a spec may name: the spec's own parts, the mixers of the presets, the tasks."""
-    from statetrack.tasks import TASKS, Automaton, Jsonl
-
-    parts = (RunSpec, TrainingConfig, EvaluationConfig, ModelConfig)
-    mixers = (type(config.mixer) for config in PRESETS.values())
-    # automata and files are tasks without a name of their own
-    tasks = (*map(type, TASKS.values()), Automaton, Jsonl)
-    return {cls.__name__: cls for cls in (*parts, *mixers, *tasks)}
-
-
-KINDS = _kinds()
+for _cls in (RunSpec, TrainingConfig, EvaluationConfig):
+    register_kind(_cls)  # as tasks and models are where they have their names
 
 
 def _check(spec: RunSpec) -> None:

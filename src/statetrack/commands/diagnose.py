@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from statetrack.commands.flags import parse, take_first
+from statetrack.commands.flags import parse, take_first, take_plugins
 from statetrack.errors import UserError
 from statetrack.horizon import BREAK, Diagnosis, diagnose
 from statetrack.run import load_run
@@ -14,7 +14,10 @@ SHOWN = 12  # rows of the table
 
 @dataclass(frozen=True)
 class DiagnoseOptions:
-    """Predict where a trained group tracker breaks, and measure it: `statetrack diagnose RUN`."""
+    """Predict where a trained group tracker breaks, and measure it: `statetrack diagnose RUN`.
+
+    --plugin FILE.py, or a module, registers the mixer of a run that has its own.
+    """
 
     longest: int | None = None  # tokens to measure to; 32 training lengths when None
     sequences: int = 256
@@ -22,7 +25,7 @@ class DiagnoseOptions:
 
 
 def main(arguments: Sequence[str]) -> None:
-    run, flags = take_first(arguments)
+    run, flags = take_first(take_plugins(arguments))
     options = parse(DiagnoseOptions, flags, "statetrack diagnose RUN")
     if run is None:
         raise UserError("diagnose: give the folder of a finished run first.")

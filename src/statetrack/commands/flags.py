@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from statetrack.errors import UserError, require
+from statetrack.plugins import use_plugins
 
 T = TypeVar("T")
 
@@ -33,17 +34,31 @@ D = TypeVar("D", str, None)
 
 
 def take(arguments: Sequence[str], flag: str, default: D) -> tuple[str | D, list[str]]:
-    """The value of one flag, `--flag value` or `--flag=value`, and the arguments without it."""
-    rest, value, waiting = [], default, False
+    """The value of one flag, the last one given, and the arguments without it."""
+    values, rest = take_all(arguments, flag)
+    return (values[-1] if values else default), rest
+
+
+def take_all(arguments: Sequence[str], flag: str) -> tuple[list[str], list[str]]:
+    """Every value of a flag, `--flag value` or `--flag=value`, and the arguments without it."""
+    rest, values, waiting = [], [], False
     for argument in arguments:
         if waiting:
-            value, waiting = argument, False
+            values.append(argument)
+            waiting = False
         elif argument == flag:
             waiting = True
         elif argument.startswith(flag + "="):
-            value = argument.removeprefix(flag + "=")
+            values.append(argument.removeprefix(flag + "="))
         else:
             rest.append(argument)
     if waiting:
         raise UserError(f"{flag} needs a value.")
-    return value, rest
+    return values, rest
+
+
+def take_plugins(arguments: Sequence[str]) -> list[str]:
+    """Load every `--plugin FILE.py` or `--plugin MODULE`; returns the arguments without them."""
+    plugins, rest = take_all(arguments, "--plugin")
+    use_plugins(plugins)
+    return rest

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from statetrack.commands.flags import parse, take_first
+from statetrack.commands.flags import parse, take_first, take_plugins
 from statetrack.errors import UserError
 from statetrack.files import write_atomically
 from statetrack.layers import DeltaNetConfig
@@ -18,14 +18,17 @@ MOST_TOKENS = 16  # a table by token beyond this is not read
 
 @dataclass(frozen=True)
 class SpectrumOptions:
-    """Histogram of the eigenvalues of a run's learned transitions: `statetrack plot-spectrum RUN`."""
+    """Histogram of the eigenvalues of a run's learned transitions: `statetrack plot-spectrum RUN`.
+
+    --plugin FILE.py, or a module, registers the task and mixer of a run that has its own.
+    """
 
     samples: int = 64  # sequences of the task, at the training length
     out: Path | None = None  # PNG file; RUN/spectrum.png when None
 
 
 def main(arguments: Sequence[str]) -> None:
-    run, flags = take_first(arguments)
+    run, flags = take_first(take_plugins(arguments))
     options = parse(SpectrumOptions, flags, "statetrack plot-spectrum RUN")
     if run is None:
         raise UserError("plot-spectrum: give the folder of a finished run first.")

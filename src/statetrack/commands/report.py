@@ -1,4 +1,4 @@
-"""statetrack report: rebuild reports, and merge several folders of one item, from result files alone."""
+"""statetrack report: rebuild, merge and keep reports, from result files alone."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,18 +7,20 @@ from pathlib import Path
 from statetrack.commands.flags import parse
 from statetrack.errors import UserError
 from statetrack.report.build import write_overview, write_report
-from statetrack.report.results import ItemResults, merge, read_index
+from statetrack.report.records import RECORDS
+from statetrack.report.results import ItemResults, export, merge, read_index
 from statetrack.report.text import as_text
 
 
 @dataclass(frozen=True)
 class ReportOptions:
-    """Rebuild reports: `statetrack report DIR...` with folders that `statetrack reproduce` wrote.
+    """Rebuild reports: `statetrack report DIR...` with folders that `statetrack reproduce` or --export wrote.
 
     Folders of the same item and scale are merged into one report.
     """
 
     out: Path = Path("results/report")  # where merged reports and the overview of several items go
+    export: Path | None = None  # add the finished runs to EXPORT/ITEM/SCALE/runs.jsonl, report beside it
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -36,10 +38,23 @@ def main(arguments: Sequence[str]) -> None:
         if not results.finished:
             raise UserError(f"report: {parts[0][0]} lists no finished run yet.")
         target = parts[0][0] if len(parts) == 1 else options.out / name / scale
+        if options.export is not None:
+            target = options.export / name / scale
+            results = _export(results, target)
         pages.append((results, write_report(results, target)))
         print(as_text(results), f"\n\nSee {pages[-1][1]}\n")
     if len(pages) > 1:
         print(f"All of them: {write_overview(pages, options.out)}")
+
+
+def _export(results: ItemResults, folder: Path) -> ItemResults:
+    merged, differing = export(results, folder)
+    if differing:
+        print(
+            f"{folder / RECORDS} has other results of {', '.join(differing)}, and they stay: delete those "
+            "lines and repeat the command to put the new ones in their place.\n"
+        )
+    return merged
 
 
 def _leading(arguments: Sequence[str]) -> list[str]:

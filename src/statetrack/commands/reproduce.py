@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from statetrack.commands.flags import parse, take_first
+from statetrack.commands.flags import parse, take_first, take_plugins
 from statetrack.errors import UserError, require
 from statetrack.experiments.item import SCALES, Item, LabelledRun, Scale
 from statetrack.experiments.registry import ITEMS, item
@@ -22,6 +22,7 @@ class ReproduceOptions:
     """Reproduce NAME: `statetrack reproduce NAME --scale quick`; --list shows every name.
 
     Runs that are finished are not run again; after Ctrl-C the same command goes on where it stopped.
+    --plugin FILE.py, or a module, is loaded here and by every worker process.
     """
 
     scale: Scale = "quick"  # smoke: seconds; quick: minutes; paper: the exact protocol
@@ -37,7 +38,7 @@ class ReproduceOptions:
 
 
 def main(arguments: Sequence[str]) -> None:
-    name, flags = take_first(arguments)
+    name, flags = take_first(take_plugins(arguments))
     options = parse(ReproduceOptions, flags, "statetrack reproduce NAME")
     if options.list:
         print(_listing())
@@ -48,9 +49,10 @@ def main(arguments: Sequence[str]) -> None:
     _check(options)
     runs = _selected(chosen.runs(options.scale, options.seeds), options.only)
     folder, runs_folder = options.out / chosen.name / options.scale, options.out / "runs"
-    write_index(folder, chosen, options.scale, runs, runs_folder)
+    runs = write_index(folder, chosen, options.scale, runs, runs_folder)
     print(f"{chosen.what}, {options.scale} scale: {len(runs)} runs. Results go to {folder}.", flush=True)
-    failures = _carry_out([_job(run, runs_folder) for run in runs], options)
+    kept = {result.run.id for result in read_index(folder).finished if result.folder is None}
+    failures = _carry_out([_job(run, runs_folder) for run in runs if run.id not in kept], options)
     results = read_index(folder)
     if results.finished:
         page = write_report(results, folder)

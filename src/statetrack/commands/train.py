@@ -2,12 +2,15 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field, make_dataclass
+from dataclasses import dataclass, field, fields, make_dataclass
 from pathlib import Path
+from typing import Any
 
-from statetrack.commands.flags import parse, take
-from statetrack.layers import ModelConfig, model_config
+from statetrack.commands.flags import parse, take, take_plugins
+from statetrack.errors import UserError
+from statetrack.layers import PRESETS, ModelConfig, model_config
 from statetrack.ops import checked
+from statetrack.plugins import load_plugins
 from statetrack.run import print_row, run
 from statetrack.spec import EvaluationConfig, RunSpec, TrainingConfig
 from statetrack.tasks import TASKS, task
@@ -39,8 +42,11 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def read_arguments(arguments: Sequence[str]) -> tuple[TrainOptions, RunSpec]:
-    """--task (with its --alphabet) and --mixer decide which other flags there are, so they are read first."""
-    task_name, rest = take(arguments, "--task", "parity-dense")
+    """--plugin, --task (with its --alphabet) and --mixer decide which other flags there are: read first."""
+    rest = take_plugins(arguments)
+    if {"-h", "--help"} & {*rest}:
+        load_plugins()  # to list their names
+    task_name, rest = take(rest, "--task", "parity-dense")
     mixer_name, rest = take(rest, "--mixer", "deltanet")
     alphabet, rest = take(rest, "--alphabet", None)
     chosen_task, model = task(task_name, alphabet), model_config(mixer_name)
@@ -53,7 +59,11 @@ def read_arguments(arguments: Sequence[str]) -> tuple[TrainOptions, RunSpec]:
         "options": TrainOptions(),
     }
     fields = [(name, type(value), field(default=value)) for name, value in defaults.items()]
-    description = f"Train on --task {task_name} ({', '.join(TASKS)}) with --mixer {mixer_name}."
+    _check_flags(defaults)
+    description = (
+        f"Train on --task {task_name} ({', '.join(TASKS)}) with --mixer {mixer_name} ({', '.join(PRESETS)}). "
+        "--plugin FILE.py, or a module, adds tasks and mixers of your own."
+    )
     arguments_class = make_dataclass(
         "Train", [*fields, ("seed", int, field(default=0))], namespace={"__doc__": description}, frozen=True
     )
@@ -61,6 +71,20 @@ def read_arguments(arguments: Sequence[str]) -> tuple[TrainOptions, RunSpec]:
     model = ModelConfig(given.mixer, **vars(given.model))
     spec = RunSpec(given.task, model, given.training, given.evaluation, given.seed).resolved()
     return given.options, spec
+
+
+def _check_flags(parts: dict[str, Any]) -> None:
+    """Every flag is a field of one part; a task or mixer from outside may have the name of another's."""
+    owners = {"seed": "run"}
+    for part, config in parts.items():
+        for name in (f.name for f in fields(config)):
+            if name in owners:
+                flag = "--" + name.replace("_", "-")
+                raise UserError(
+                    f"train: {flag} would be a field of the {owners[name]} and of the {part} "
+                    f"{type(config).__name__}. Rename one, or run a spec file: python -m statetrack.run."
+                )
+            owners[name] = part
 
 
 # The backbone's fields without the mixer, which is chosen by name. Made from ModelConfig: they cannot drift.

@@ -1,7 +1,7 @@
 """What an item of the paper is: labelled runs at three scales, the published numbers, the differences."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
@@ -23,10 +23,12 @@ class LabelledRun:
     family: str  # gives the colour
     spec: RunSpec
     ours: bool = False  # beyond the paper
+    stored_id: str | None = field(default=None, compare=False)  # in the file that the run was read from
 
     @cached_property
     def id(self) -> str:
-        return self.spec.id
+        """The name of its results: the one they were stored under, whatever the spec's id is today."""
+        return self.stored_id or self.spec.id
 
     @property
     def eigenvalues(self) -> str:
@@ -40,7 +42,7 @@ class LabelledRun:
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "LabelledRun":
         spec = RunSpec.from_dict(data["spec"])
-        return cls(data["panel"], data["label"], data["family"], spec, data["ours"])
+        return cls(data["panel"], data["label"], data["family"], spec, data["ours"], data["id"])
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from typing import Any
 
 from statetrack.errors import UserError, require
 from statetrack.files import write_atomically, write_text
+from statetrack.plugins import VARIABLE, named_plugins
 from statetrack.run import claim
 from statetrack.sweep.jobs import Failure, Job, Monitor, open_jobs
 from statetrack.training import Interrupted
@@ -81,7 +82,8 @@ class _Queue:
         """Keep a little more than the cluster holds under way, so that no slot waits for the driver."""
         while self.waiting and len(self.running) < at_once:
             job = self.waiting.popleft()
-            self.running[self.remote.remote(job.spec.to_dict(), job.spec.id, self.device)] = job
+            plugins = ",".join(named_plugins())  # paths must lead to the same files on every machine
+            self.running[self.remote.remote(job.spec.to_dict(), job.spec.id, self.device, plugins)] = job
             self.monitor.started(job)
 
     def collect(self, seconds: float = 0.2) -> None:
@@ -120,7 +122,9 @@ def _write(job: Job, files: dict[str, bytes], reason: str | None) -> None:
             write_text(job.log, reason + "\n")
 
 
-def carry_out(spec: dict[str, Any], run_id: str, device: str) -> tuple[str, Any, dict[str, bytes]]:
+def carry_out(
+    spec: dict[str, Any], run_id: str, device: str, plugins: str = ""
+) -> tuple[str, Any, dict[str, bytes]]:
     """On a cluster machine: ("done", seconds, files) or ("failed", reason, files).
 
     The folder is one per machine and run: a run that is started again on the same machine finds its
@@ -130,6 +134,8 @@ def carry_out(spec: dict[str, Any], run_id: str, device: str) -> tuple[str, Any,
 
     from statetrack.sweep.worker import carry_out as run_here
 
+    if plugins:
+        os.environ[VARIABLE] = plugins
     node = ray.get_runtime_context().get_node_id()[:12]
     folder = Path(tempfile.gettempdir()) / f"statetrack-ray-{os.getuid()}" / node / run_id
     kind, value = run_here(spec, folder, device)

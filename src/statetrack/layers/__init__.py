@@ -12,7 +12,7 @@ from statetrack.layers.mamba import Mamba, MambaConfig
 from statetrack.layers.mixer import Mixer, MixerConfig
 from statetrack.layers.mlstm import MLSTM, MLSTMConfig
 from statetrack.layers.model import Model, ModelConfig
-from statetrack.layers.presets import PRESETS, build, model_config
+from statetrack.layers.presets import PRESETS, build, model_config, register_mixer
 from statetrack.layers.slstm import SLSTM, SLSTMConfig
 
 __all__ = [
@@ -37,4 +37,5 @@ __all__ = [
     "SLSTMConfig",
     "build",
     "model_config",
+    "register_mixer",
 ]

@@ -1,16 +1,19 @@
 """Models by name: each is the configuration a paper used, at width 128."""
 
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
+from statetrack.config import register, register_kind
 from statetrack.errors import UserError, unknown_name
 from statetrack.layers.attention import AttentionConfig
 from statetrack.layers.baselines import DenseTransitionConfig, DiagonalToyConfig
 from statetrack.layers.deltanet import DeltaNetConfig
 from statetrack.layers.mamba import MambaConfig
+from statetrack.layers.mixer import MixerConfig
 from statetrack.layers.mlstm import MLSTMConfig
 from statetrack.layers.model import Model, ModelConfig
 from statetrack.layers.slstm import SLSTMConfig
+from statetrack.plugins import find
 
 PRESETS: dict[str, ModelConfig] = {
     "deltanet": ModelConfig(DeltaNetConfig()),
@@ -33,22 +36,48 @@ def model_config(name: str, **changes: Any) -> ModelConfig:
 
     model_config("deltanet", layers=5, eigenvalues="[0,1]", convolution=0)
     """
-    if name not in PRESETS:
-        raise unknown_name("model", name, PRESETS)
-    config = PRESETS[name]
-    of_backbone = {key: value for key, value in changes.items() if key in vars(config)}
+    config = find("model", name, PRESETS)
+    backbone, mixer = _names(config), _names(config.mixer)
+    of_backbone = {key: value for key, value in changes.items() if key in backbone}
     of_mixer = {key: value for key, value in changes.items() if key not in of_backbone}
     for key in of_mixer:
-        if key not in vars(config.mixer):
-            raise unknown_name(f"{name}: option", key, [*vars(config), *vars(config.mixer)])
+        if key not in mixer:
+            raise unknown_name(f"{name}: option", key, [*backbone, *mixer])
     if "mixer" in of_backbone and of_mixer:
         raise UserError(
             f"{name}: give either a whole mixer or single options of it ({', '.join(of_mixer)}), not both."
         )
-    mixer = of_backbone.pop("mixer", None) or replace(config.mixer, **of_mixer)  # type: ignore[type-var]
-    return replace(config, mixer=mixer, **of_backbone)
+    chosen = of_backbone.pop("mixer", None) or replace(config.mixer, **of_mixer)  # type: ignore[type-var]
+    return replace(config, mixer=chosen, **of_backbone)
+
+
+def _names(config: Any) -> list[str]:
+    return [f.name for f in fields(config)]
 
 
 def build(name: str, vocab_size: int, n_classes: int | None = None, **changes: Any) -> Model:
     """A fresh model by preset name: build("deltanet", vocab_size=120, eigenvalues="[-1,1]")."""
     return Model(model_config(name, **changes), vocab_size, vocab_size if n_classes is None else n_classes)
+
+
+def register_mixer(name: str, config: ModelConfig | MixerConfig) -> None:
+    """Add a mixer from outside: `--mixer NAME`, `build(NAME, ...)`, its class a kind that specs may name.
+
+    `config` is a frozen dataclass with `build(d_model, layers)` that returns a `Mixer`, or a `ModelConfig`
+    around one for another backbone than the default.
+    """
+    mixer = config.mixer if isinstance(config, ModelConfig) else config
+    if not is_dataclass(mixer) or isinstance(mixer, type) or not isinstance(mixer, MixerConfig):
+        raise UserError(f"register_mixer: {mixer!r} is not an instance of a dataclass with a `build`.")
+    config = config if isinstance(config, ModelConfig) else ModelConfig(mixer)
+    shared = sorted({*_names(config)} & {*_names(mixer)})
+    if shared:
+        raise UserError(
+            f"register_mixer: {type(mixer).__name__} has a field {shared[0]!r}, and so has the backbone. "
+            "Choose another name for the field."
+        )
+    register("register_mixer", name, config, PRESETS)
+
+
+for _cls in (ModelConfig, *(type(preset.mixer) for preset in PRESETS.values())):
+    register_kind(_cls)

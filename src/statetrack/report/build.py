@@ -104,5 +104,6 @@ def _run(result: Result) -> dict[str, Any]:
         "score": score or "unfinished",
         "seconds": "" if done is None else f"{done['seconds']:.0f}",
         "device": "" if done is None else done["machine"]["device"],
+        "commit": (done or {}).get("commit") or "",
         "json": json.dumps(spec.to_dict(), indent=1),
     }

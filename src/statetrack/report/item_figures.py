@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from textwrap import wrap
 
 from statetrack.report import drawing, figures
+from statetrack.report.records import LOSS_FLOOR
 from statetrack.report.results import ItemResults, Result
 from statetrack.report.summary import Row, summarise
 from statetrack.report.text import scale_words
@@ -199,8 +200,7 @@ def learning_curves(results: ItemResults) -> bytes:
 def _losses(result: Result) -> tuple[list[int], list[float]]:
     rows = result.rows()
     rows = rows[:: max(1, len(rows) // MOST_POINTS)]
-    # a loss of exactly 0 has no place on a logarithmic axis
-    return [row["step"] for row in rows], [max(row["loss"], 1e-8) for row in rows]
+    return [row["step"] for row in rows], [max(row["loss"], LOSS_FLOOR) for row in rows]
 
 
 def _unit(results: ItemResults) -> str:

@@ -1,4 +1,8 @@
-"""Results of an item, read from its files: the index runs.json and the folders of its runs."""
+"""Results of an item, read from its files: the index runs.json with the folders of its runs, or runs.jsonl.
+
+runs.json is what `statetrack reproduce` writes while it works; runs.jsonl (see `records`) is what is kept. A
+folder may hold both.
+"""
 
 import json
 import os
@@ -11,6 +15,7 @@ from statetrack.errors import UserError
 from statetrack.experiments.item import Item, LabelledRun, check_scale
 from statetrack.experiments.registry import item
 from statetrack.files import write_json
+from statetrack.report.records import RECORDS, Record, Row, read_records, thin, write_records
 from statetrack.run import read_done
 from statetrack.training import read_metrics
 
@@ -23,17 +28,20 @@ class Result:
     """A run and what came of it; `done` is None while it is unfinished."""
 
     run: LabelledRun
-    folder: Path
+    folder: Path | None  # None where the run was read from runs.jsonl
     done: dict[str, Any] | None
+    kept: list[Row] | None = None  # the thinned learning curve of runs.jsonl
 
     @property
     def metrics(self) -> dict[str, Any]:
         assert self.done is not None
         return self.done["metrics"]
 
-    def rows(self) -> list[dict[str, Any]]:
-        """The lines of metrics.jsonl."""
-        return read_metrics(self.folder / "metrics.jsonl")
+    def rows(self) -> list[Row]:
+        """The lines of metrics.jsonl, or those that were kept of them."""
+        if self.kept is not None:
+            return self.kept
+        return [] if self.folder is None else read_metrics(self.folder / "metrics.jsonl")
 
     def curve(self) -> tuple[list[float], list[float]]:
         """Lengths, and sequence accuracy (dense tasks) or scaled accuracy in bins (last-position tasks)."""
@@ -74,48 +82,79 @@ class ItemResults:
         return [result for result in self.results if result.done is not None]
 
 
-def write_index(folder: Path, of: Item, scale: str, runs: Iterable[LabelledRun], runs_folder: Path) -> None:
-    """List the runs. Finished ones of an earlier call stay, unless the item no longer has their spec."""
-    listed = {run.id: run for run in runs}
-    order = {run.id: i for i, run in enumerate(of.runs(scale, 1))}
-    if (folder / INDEX).exists():
-        before = (result.run for result in read_index(folder).finished)
-        listed = {run.id: run for run in before if _at_seed_0(run) in order} | listed
-    chosen = sorted(listed.values(), key=lambda run: (order.get(_at_seed_0(run), len(order)), run.spec.seed))
+def write_index(
+    folder: Path, of: Item, scale: str, runs: Iterable[LabelledRun], runs_folder: Path
+) -> list[LabelledRun]:
+    """List the runs; returns them with the ids they have in the index.
+
+    Finished ones of an earlier call stay, under their id, unless the item no longer has their spec.
+    """
+    of_item = {run.spec for run in of.runs(scale, 1)}
+    there = any((folder / name).exists() for name in (INDEX, RECORDS))
+    before = read_index(folder).finished if there else []
+    listed = {r.run.spec: r.run for r in before if replace(r.run.spec, seed=0) in of_item}
+    asked = [listed.setdefault(run.spec, run) for run in runs]
     write_json(
         folder / INDEX,
         {
             "item": of.name,
             "scale": scale,
             "runs_folder": os.path.relpath(runs_folder, folder),
-            "runs": [run.to_dict() for run in chosen],
+            "runs": [run.to_dict() for run in _in_order(of, scale, listed.values())],
         },
     )
+    return asked
 
 
-def _at_seed_0(run: LabelledRun) -> str:
-    return replace(run.spec, seed=0).id
+def _in_order(of: Item, scale: str, runs: Iterable[LabelledRun]) -> list[LabelledRun]:
+    """As the item lists them, seeds of a kind together; runs it no longer has come last."""
+    place = {run.spec: i for i, run in enumerate(of.runs(scale, 1))}
+
+    def key(run: LabelledRun) -> tuple:
+        at = place.get(replace(run.spec, seed=0), len(place))
+        return at, run.panel, run.label, run.spec.training.lr, run.spec.seed, run.id
+
+    return sorted(runs, key=key)
 
 
 def read_index(folder: Path) -> ItemResults:
-    """The runs an item's folder lists, with the results that are there."""
-    path = Path(folder) / INDEX
+    """The runs that an item's folder lists, with the results that are there."""
+    folder = Path(folder)
+    readers = {RECORDS: _read_records, INDEX: _read_runs_json}
+    parts = [read(folder) for name, read in readers.items() if (folder / name).exists()]
+    if not parts:
+        raise UserError(
+            f"{folder} holds no {INDEX} or {RECORDS}. Give the folder that `statetrack reproduce` printed, "
+            "such as results/reproduce/fig-parity/quick."
+        )
+    return merge(parts)
+
+
+def _read_runs_json(folder: Path) -> ItemResults:
+    path = folder / INDEX
     try:
         data = json.loads(path.read_text())
         check_scale(data["scale"])
-        runs_folder = Path(folder) / data["runs_folder"]
+        runs_folder = folder / data["runs_folder"]
         runs = [LabelledRun.from_dict(entry) for entry in data["runs"]]
         results = [Result(run, runs_folder / run.id, _done(runs_folder / run.id)) for run in runs]
         return ItemResults(item(data["item"]), data["scale"], results)
-    except FileNotFoundError:
-        raise UserError(
-            f"{folder} holds no {INDEX}. Give the folder that `statetrack reproduce` printed, such as "
-            "results/reproduce/fig-parity/quick."
-        ) from None
     except UserError:
         raise
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path} cannot be read as an index of runs: {error!r}") from error
+
+
+def _read_records(folder: Path) -> ItemResults:
+    path = folder / RECORDS
+    records = read_records(path)
+    kinds = {(record.item, record.scale) for record in records}
+    if len(kinds) != 1:
+        found = ", ".join(f"{name} at {scale} scale" for name, scale in sorted(kinds)) or "none"
+        raise UserError(f"{path}: the runs are of {found}, expected those of one item at one scale.")
+    ((name, scale),) = kinds
+    results = [Result(record.run, None, record.done, record.rows) for record in records]
+    return ItemResults(item(name), scale, results)
 
 
 def _done(folder: Path) -> dict[str, Any] | None:
@@ -125,9 +164,40 @@ def _done(folder: Path) -> dict[str, Any] | None:
 
 
 def merge(parts: list[ItemResults]) -> ItemResults:
-    """One item from several folders; a run found in more than one of them counts once."""
+    """One item from several files, in the order of the item; a run in more than one of them counts once."""
+    of, scale = parts[0].item, parts[0].scale
+    for part in parts:
+        if (part.item.name, part.scale) != (of.name, scale):
+            raise UserError(
+                f"there are runs of {of.name}, {scale} scale, and of {part.item.name}, {part.scale} scale; "
+                "expected those of one item at one scale."
+            )
     found: dict[str, Result] = {}
     for result in (result for part in parts for result in part.results):
-        if result.run.id not in found or found[result.run.id].done is None:
+        known = found.setdefault(result.run.id, result)
+        if known.run.spec != result.run.spec:
+            raise UserError(f"run {result.run.id} is listed twice, with two different specs. Remove one.")
+        if known.done is None:
             found[result.run.id] = result
-    return ItemResults(parts[0].item, parts[0].scale, list(found.values()))
+    order = [run.id for run in _in_order(of, scale, (result.run for result in found.values()))]
+    return ItemResults(of, scale, [found[name] for name in order])
+
+
+def export(results: ItemResults, folder: Path) -> tuple[ItemResults, list[str]]:
+    """Add the finished runs to the folder's runs.jsonl, where those that are there stay as they are.
+
+    Returns all of them, and the ids of runs that are there with other metrics than those given.
+    """
+    there = [_read_records(folder)] if (folder / RECORDS).exists() else []
+    known = {result.run.id: result.metrics for part in there for result in part.results}
+    differing = [r.run.id for r in results.finished if known.get(r.run.id, r.metrics) != r.metrics]
+    merged = merge([*there, replace(results, results=results.finished)])
+    records = [_record(merged, result) for result in merged.results]
+    write_records(folder / RECORDS, records)
+    return merged, differing
+
+
+def _record(of: ItemResults, result: Result) -> Record:
+    assert result.done is not None
+    rows = thin(result.rows()) if result.kept is None else result.kept
+    return Record(of.item.name, of.scale, result.run, result.done, rows)

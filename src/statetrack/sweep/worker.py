@@ -15,7 +15,7 @@ from statetrack.errors import UserError
 from statetrack.run import running
 from statetrack.spec import RunSpec
 from statetrack.training import Diverged, Interrupted, Options
-from statetrack.training.loop import stop_signals
+from statetrack.training.loop import Running, stop_signals
 
 Tell = Callable[[int], None]  # told the step of every line of metrics
 TURN = 0.002  # seconds: on a GPU some twenty steps queue up in them, on a CPU hardly one goes by
@@ -69,8 +69,12 @@ class RunInTurns:
     ):
         folder.mkdir(parents=True, exist_ok=True)
         self.log = open(folder / "run.log", "a")  # noqa: SIM115
-        self.steps = running(RunSpec.from_dict(spec), folder, Options(device, progress=self._progress), stop)
+        self.steps = self._run(spec, folder, Options(device, progress=self._progress), stop)
         self.tell = tell
+
+    def _run(self, spec: dict[str, Any], folder: Path, options: Options, stop: threading.Event) -> Running:
+        """`running`; a spec that cannot be read here, for want of a plugin, fails this run alone."""
+        return (yield from running(RunSpec.from_dict(spec), folder, options, stop))
 
     def _progress(self, step: int, row: dict[str, Any]) -> None:
         print(f"step {step} loss {row['loss']:.4f}", flush=True)

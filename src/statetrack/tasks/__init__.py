@@ -1,6 +1,8 @@
 """Tasks by name."""
 
+from statetrack.config import register, register_kind
 from statetrack.errors import UserError, unknown_name
+from statetrack.plugins import find
 from statetrack.tasks.automaton import PREFIXES, Automaton, automaton_task
 from statetrack.tasks.groups import Group, group
 from statetrack.tasks.jsonl import PREFIX as JSONL_PREFIX
@@ -35,11 +37,27 @@ def task(name: str, alphabet: str | None = None) -> Task:
     from_file = name.startswith(JSONL_PREFIX)
     if ":" in name and not from_file:
         raise unknown_name("task", name.partition(":")[0] + ":", (*PREFIXES, JSONL_PREFIX))
-    if name not in TASKS and not from_file:
-        raise unknown_name("task", name, TASKS)
+    found = None if from_file else find("task", name, TASKS)
     if alphabet is not None:
         raise UserError(f"task {name!r} takes no alphabet; that belongs to tasks such as 'regex:(ab|ba)*'.")
-    return jsonl_task(name) if from_file else TASKS[name]
+    return jsonl_task(name) if found is None else found
+
+
+def register_task(name: str, task: Task) -> None:
+    """Add a task from outside: `--task NAME`, its fields flags, its class a kind that specs may name.
+
+    The class is a frozen dataclass derived from `Task`; the instance holds the defaults.
+    """
+    if not isinstance(task, Task):
+        raise UserError(
+            f"register_task: {task!r} is not a Task. Derive its class from statetrack.tasks.Task."
+        )
+    register("register_task", name, task, TASKS)
+
+
+# Automata and files are tasks without a name of their own.
+for _cls in (Automaton, Jsonl, *map(type, TASKS.values())):
+    register_kind(_cls)
 
 
 __all__ = [
@@ -57,5 +75,6 @@ __all__ = [
     "WordProblem",
     "answer_positions",
     "group",
+    "register_task",
     "task",
 ]
