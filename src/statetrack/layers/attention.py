@@ -8,7 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from statetrack.errors import UserError
-from statetrack.layers.mixer import Mixer, at_least_float32, divide
+from statetrack.layers.checks import divide
+from statetrack.layers.mixer import Mixer
+from statetrack.layers.precision import at_least_float32
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from statetrack.errors import UserError
-from statetrack.layers.mixer import Mixer, at_least_float32, check_sizes
+from statetrack.layers.checks import check_sizes
+from statetrack.layers.mixer import Mixer
+from statetrack.layers.precision import at_least_float32
 from statetrack.ops.checks import check_eigenvalues
 
 

@@ -8,9 +8,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from statetrack.errors import unknown_name
+from statetrack.layers.checks import divide
 from statetrack.layers.convolution import ShortConvolution
-from statetrack.layers.headwise import HeadNorm, HeadwiseLinear, round_up, small_init, wang_init
-from statetrack.layers.mixer import Mixer, at_least_float32, divide
+from statetrack.layers.headwise import HeadNorm, HeadwiseLinear, round_up
+from statetrack.layers.initialisation import small_init, wang_init
+from statetrack.layers.mixer import Mixer
+from statetrack.layers.precision import at_least_float32
 from statetrack.ops.mlstm import MLSTMCell, mlstm
 
 BIASES = ("linspace", "standard")

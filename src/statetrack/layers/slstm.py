@@ -8,9 +8,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from statetrack.errors import unknown_name
+from statetrack.layers.checks import divide
 from statetrack.layers.convolution import ShortConvolution
-from statetrack.layers.headwise import HeadNorm, HeadwiseLinear, small_init
-from statetrack.layers.mixer import Mixer, at_least_float32, divide, no_weight_decay
+from statetrack.layers.headwise import HeadNorm, HeadwiseLinear
+from statetrack.layers.initialisation import no_weight_decay, small_init
+from statetrack.layers.mixer import Mixer
+from statetrack.layers.precision import at_least_float32
 from statetrack.ops.slstm import SLSTMCell, slstm
 
 BIASES = ("powerlaw", "linspace", "standard")
