@@ -185,6 +185,7 @@ class DeltaNet(Mixer):
             joined,
             (*widths[:3], sum(widths[3:])),
             [convolution.taps for convolution in convolutions],
+            [convolution.bias for convolution in convolutions if convolution.bias is not None],
             silu=(silu, silu, True),
             **offsets(packing),
         )

@@ -68,7 +68,7 @@ class Mamba(Mixer):
         nn.init.uniform_(self.dt_proj.weight, -(self.dt_rank**-0.5), self.dt_rank**-0.5)
         with torch.no_grad():
             self.dt_proj.bias.copy_(log_uniform_steps(D))
-            # each of the blocks adds its output to the residual stream once
+            # the residual stream sums the outputs of all blocks
             self.out_proj.weight /= math.sqrt(layers)
 
     def forward(
