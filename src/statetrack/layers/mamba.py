@@ -75,7 +75,7 @@ class Mamba(Mixer):
         self, x: Tensor, state: MambaState | None = None, *, packing: Packing | None = None
     ) -> tuple[Tensor, MambaState | None]:
         check_no_state("Mamba", state, packing)
-        u, z, (delta, delta_bias), B, C, convolution = self._controls(x, state, packing)
+        u, z, delta, delta_bias, B, C, convolution = self._controls(x, state, packing)
         y, h = selective_scan(
             u,
             delta,
@@ -111,21 +111,22 @@ class Mamba(Mixer):
             past = None if state is None else state.convolution
             u, convolution = self.conv1d(u, past, silu=True, **options)
         dt, B, C = self.x_proj(u).split([self.dt_rank, self.config.d_state, self.config.d_state], dim=-1)
-        return u.mT, z.mT, self._steps(dt), B.mT, C.mT, convolution
+        delta, bias = self._steps(dt)
+        return u.mT, z.mT, delta.mT, bias, B.mT, C.mT, convolution
 
     def _steps(self, dt: Tensor) -> tuple[Tensor, Tensor | None]:
-        """delta (B, D, T) before the softplus, and the bias that the scan still has to add to it.
+        """delta (B, T, D) before the softplus, and the bias that the scan still has to add to it.
 
         The scan adds the bias in float32, also where the product is in half precision.
         """
         if may_read(nn.Linear, self.dt_proj):
-            return F.linear(dt, self.dt_proj.weight).mT, self.dt_proj.bias
-        return self.dt_proj(dt).mT, None
+            return F.linear(dt, self.dt_proj.weight), self.dt_proj.bias
+        return self.dt_proj(dt), None
 
     @torch.no_grad()
     def transition_eigenvalues(self, x: Tensor) -> Tensor:
         """(B, T, D, N): the diagonal of A(x_t), channel by channel."""
-        delta, bias = self._controls(x, None)[2]
+        _, _, delta, bias, *_ = self._controls(x, None)
         delta = at_least_float32(delta).mT
         delta = F.softplus(delta if bias is None else delta + bias)
         a = torch.exp(delta[..., None] * self._A())
