@@ -104,7 +104,8 @@ def joined_product(x: Tensor, linears: Sequence[nn.Linear]) -> Tensor:
     8, and the last columns, up to 7, hold no result.
     """
     weights = [linear.weight for linear in linears]
-    missing, longest = -sum(len(weight) for weight in weights) % 8, max(weights, key=len).detach()
+    rows = [len(weight) for weight in weights]
+    missing, longest = -sum(rows) % 8, weights[rows.index(max(rows))].detach()
     while missing > 0:
         weights.append(longest[:missing])
         missing -= len(weights[-1])
