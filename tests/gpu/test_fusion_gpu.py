@@ -32,7 +32,6 @@ def small(preset):
 @torch.no_grad()
 def test_a_changed_module_takes_effect_once(preset, how):
     model, tokens = small(preset), TOKENS.cuda()
-    before = model(tokens)[0]
     for name in weighted_modules(model):
         changed = copy.deepcopy(model)
         calls = change(changed, name, how)
@@ -40,9 +39,7 @@ def test_a_changed_module_takes_effect_once(preset, how):
         assert len(calls) == 1, name
         with fused(False):
             expected = changed(tokens)[0]
-        assert (expected - before).abs().max() > 1e-2 * before.abs().max(), name
-        # products in TF32 and in another order
-        assert (expected - actual).abs().max() < 5e-3 * expected.abs().max(), name
+        assert (expected - actual).abs().max() < 1e-3 * expected.abs().max(), name
 
 
 def kernels(run):
