@@ -11,10 +11,11 @@ import torch
 from module_changes import CHANGES, change, weighted_modules
 from torch import nn
 from torch.nn.utils import prune
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from statetrack.errors import UserError
 from statetrack.layers import build, fusion
-from statetrack.layers.fusion import fused, fuses, is_plain, may_read
+from statetrack.layers.fusion import fused, fuses, may_read
 from statetrack.layers.mixer import Packing
 from statetrack.training.half_weights import HalfWeights
 
@@ -198,20 +199,26 @@ def test_a_removed_hook_is_not_remembered():
     assert may_read(nn.Linear, linear)
 
 
-def test_weights_that_functional_call_puts_in_place_are_read():
-    """As `training.half_weights` does: the fused path must stay."""
+class Products(TorchDispatchMode):
+    """Counts matrix products."""
 
-    class Asks(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.linear = nn.Linear(4, 4)
+    def __init__(self):
+        super().__init__()
+        self.count = 0
 
-        def forward(self):
-            return is_plain(nn.Linear, self.linear), self.linear.weight.dtype
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.count += function in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
+        return function(*args, **(kwargs or {}))
 
-    model = Asks()
-    copies = {"linear.weight": model.linear.weight.detach().bfloat16().requires_grad_()}
-    assert torch.func.functional_call(model, copies, ()) == (True, torch.bfloat16)
+
+@pytest.mark.parametrize(("choice", "count"), [(False, 9), (True, 5)])
+def test_bfloat16_copies_of_weights_keep_the_fused_path(choice, count):
+    """q, k, v and beta are one product, gate and up of the MLP another; three maps are alone."""
+    model = small("no convolution").float()
+    run = HalfWeights(model)
+    with Products() as products, fused(choice), torch.autocast("cpu", torch.bfloat16):
+        run(TOKENS)
+    assert products.count == count
 
 
 def test_bfloat16_copies_are_made_of_stored_weights_only():

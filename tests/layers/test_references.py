@@ -5,6 +5,8 @@ import torch
 
 from statetrack.layers import AttentionConfig, DeltaNetConfig, build
 from statetrack.layers.attention import rotate
+from statetrack.layers.fusion import fused
+from statetrack.layers.model import SwiGLU
 
 
 def test_mamba_logits_equal_those_of_transformers_on_the_same_weights():
@@ -133,3 +135,18 @@ def test_attention_is_that_of_llama_in_one_pass_and_in_pieces(base):
         rest, _ = ours(x[:, 4:], state)
         torch.testing.assert_close(ours(x)[0], expected, rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(torch.cat([first, rest], dim=1), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("choice", [None, True], ids=["default", "fused"])
+def test_the_mlp_is_that_of_llama(choice):
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaMLP
+
+    torch.manual_seed(0)
+    theirs = LlamaMLP(LlamaConfig(hidden_size=24, intermediate_size=36))
+    ours = SwiGLU(24, 1.5, layers=1)
+    for name, p in ours.named_parameters():
+        p.data.copy_(theirs.get_parameter(name.replace(".", "_proj.")))
+    x = torch.randn(2, 5, 24)
+    with fused(choice):
+        torch.testing.assert_close(ours(x), theirs(x))

@@ -118,6 +118,24 @@ def test_eigenvalues_are_those_of_the_transition_seen_from_outside(case):
         _, state = mixer(x[:, t : t + 1], state)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize(("eigenvalues", "lowest"), [("[0,1]", 0.0), ("[-1,1]", -1.0)])
+@pytest.mark.parametrize("config", [DeltaNetConfig, MambaConfig, DiagonalToyConfig])
+def test_saturated_gates_reach_both_ends_of_the_range(config, eigenvalues, lowest):
+    mixer, x = config(eigenvalues=eigenvalues).build(WIDTH, 1), torch.ones(1, 1, WIDTH)
+    for gate, highest in ((1e3, False), (-1e3, True)):
+        if config is DeltaNetConfig:  # beta is 1 times its maximum, or 0
+            mixer.to_beta.weight.fill_(gate)
+        elif config is MambaConfig:  # the step is large, or 0
+            mixer.dt_proj.bias.fill_(gate)
+        else:
+            mixer.to_a.bias.fill_(-gate)
+        spectrum = mixer.transition_eigenvalues(x)
+        expected = 1.0 if highest else lowest
+        # keys are normalised up to 1e-6 under the root, which is 1e-3 of the short keys at the start
+        assert spectrum.min().item() == pytest.approx(expected, abs=5e-3)
+
+
 def test_gates_move_the_spectrum_of_every_token():
     """So that the test above compares more than ones."""
     torch.manual_seed(0)

@@ -1,6 +1,7 @@
 """Root-mean-square norms, and the residual addition fused into the norm that reads its result."""
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from statetrack.layers.fusion import fuses, may_read
@@ -15,9 +16,11 @@ class RMSNorm(nn.RMSNorm):
         super().__init__(width, eps=eps)
 
     def forward(self, x: Tensor) -> Tensor:
-        if not fuses(x):
-            return super().forward(x)
-        return rms_norm(x, self.weight, self.eps or 0.0, out_dtype=working_dtype(x))
+        weight = self.weight  # read once: a parametrised weight is computed on every access
+        if fuses(x):
+            return rms_norm(x, weight, self.eps or 0.0, out_dtype=working_dtype(x))
+        # under autocast x can be in half precision, which PyTorch's norm does not take with float32 weights
+        return F.rms_norm(x.to(weight.dtype), self.normalized_shape, weight, self.eps).to(x.dtype)
 
 
 def normalise(norm: nn.Module, x: Tensor, out_dtype: torch.dtype) -> Tensor:
