@@ -143,7 +143,7 @@ def test_the_mlp_is_that_of_llama(choice):
     from transformers.models.llama.modeling_llama import LlamaMLP
 
     torch.manual_seed(0)
-    theirs = LlamaMLP(LlamaConfig(hidden_size=24, intermediate_size=36))
+    theirs = LlamaMLP(LlamaConfig(hidden_size=24, intermediate_size=36, num_attention_heads=3))
     ours = SwiGLU(24, 1.5, layers=1)
     for name, p in ours.named_parameters():
         p.data.copy_(theirs.get_parameter(name.replace(".", "_proj.")))
