@@ -166,8 +166,8 @@ class Linear(nn.Linear):
     pass
 
 
-def quantised(linear):
-    linear.weight = nn.Parameter(linear.weight.data.as_subclass(Quantised))
+def quantised(linear, name="weight"):
+    setattr(linear, name, nn.Parameter(getattr(linear, name).data.as_subclass(Quantised)))
     return linear
 
 
@@ -175,6 +175,7 @@ NOT_PLAIN = {
     "subclass": lambda linear: Linear(4, 4),
     "another module": lambda linear: nn.Identity(),
     "subclass of Tensor": quantised,
+    "bias that is a subclass of Tensor": lambda linear: quantised(linear, "bias"),
     "weight norm": nn.utils.parametrizations.weight_norm,
     "pruned": lambda linear: prune.l1_unstructured(linear, "weight", amount=2),
     "hook": lambda linear: linear.register_forward_hook(lambda *_: None) and linear,
@@ -189,6 +190,25 @@ def test_modules_that_are_not_plain_are_not_read(how):
     plain, other = nn.Linear(4, 4), NOT_PLAIN[how](nn.Linear(4, 4))
     assert may_read(nn.Linear, plain, plain)
     assert not may_read(nn.Linear, plain, other)
+
+
+@pytest.mark.parametrize(
+    "register",
+    [
+        nn.modules.module.register_module_forward_pre_hook,
+        nn.modules.module.register_module_forward_hook,
+        nn.modules.module.register_module_full_backward_pre_hook,
+        nn.modules.module.register_module_full_backward_hook,
+    ],
+)
+def test_no_module_is_read_while_a_hook_on_all_modules_is_there(register):
+    linear = nn.Linear(4, 4)
+    hook = register(lambda *_: None)
+    try:
+        assert not may_read(nn.Linear, linear)
+    finally:
+        hook.remove()
+    assert may_read(nn.Linear, linear)
 
 
 def test_a_removed_hook_is_not_remembered():
