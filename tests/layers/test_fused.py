@@ -1,10 +1,10 @@
-"""On a GPU the layers join products and fuse what follows: here that path runs in Triton's interpreter."""
+"""The fused path of the layers, as a GPU takes it: here it runs in Triton's interpreter."""
 
 import pytest
 import torch
 
-from statetrack.layers import build, deltanet, mamba, mixer, model, norm
-from statetrack.layers.mixer import joined_product
+from statetrack.layers import build
+from statetrack.layers.fusion import fused, joined_product
 from statetrack.ops import cross_entropy
 
 CASES = {
@@ -20,22 +20,17 @@ CASES = {
     "layer norm": ("deltanet-no-conv", {"norm": "layer"}),
     "attention": ("transformer", {"layers": 2}),
     "mamba": ("mamba", {"layers": 2}),
+    "padded products": ("deltanet-no-conv", {"mlp_ratio": 1.3}),  # an MLP 31 wide
 }
 
 
 def small(name, changes):
     torch.manual_seed(0)
     heads = {} if name == "mamba" else {"heads": 2}
-    return build(name, vocab_size=11, d_model=24, mlp_ratio=2.0, **heads, **changes)
+    return build(name, vocab_size=11, d_model=24, **({"mlp_ratio": 2.0} | heads | changes))
 
 
-def fuse(monkeypatch, backend):
-    for module in (deltanet, mamba, mixer, model, norm):
-        monkeypatch.setattr(module, "fuses", lambda x: True)
-    monkeypatch.setenv("STATETRACK_BACKEND", backend)
-
-
-def outcome(name, changes):
+def results(name, changes):
     """Logits, and the gradient of every weight."""
     net = small(name, changes)
     tokens, targets = torch.randint(11, (2, 2, 9))
@@ -47,34 +42,35 @@ def outcome(name, changes):
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_fused_path_computes_what_the_plain_path_computes(case, monkeypatch):
-    plain = outcome(*CASES[case])
-    fuse(monkeypatch, "auto" if case == "mamba" else "triton")  # a scan takes the interpreter a minute
-    fused = outcome(*CASES[case])
-    assert fused.keys() == plain.keys()
-    for key, value in plain.items():
+    expected = results(*CASES[case])
+    if case != "mamba":  # a scan takes the interpreter a minute
+        monkeypatch.setenv("STATETRACK_BACKEND", "triton")
+    with fused(True):
+        actual = results(*CASES[case])
+    assert actual.keys() == expected.keys()
+    for key, value in expected.items():
         torch.testing.assert_close(
-            fused[key], value, rtol=1e-3, atol=1e-5, msg=lambda text, key=key: key + text
+            actual[key], value, rtol=1e-3, atol=1e-5, msg=lambda text, key=key: key + text
         )
 
 
 @pytest.mark.parametrize("case", ["convolution", "gates", "no convolution", "mamba"])
 @pytest.mark.parametrize("first", [2, 5])
-def test_the_fused_path_carries_on_from_a_state(case, first, monkeypatch):
+def test_the_fused_path_continues_from_a_state(case, first):
     net, tokens = small(*CASES[case]), torch.randint(11, (2, 9))
-    fuse(monkeypatch, "auto")  # Triton's convolution begins from no state
-    with torch.no_grad():
+    with torch.no_grad(), fused(True):
         whole, _ = net(tokens)
         begun, state = net(tokens[:, :first])
         rest, _ = net(tokens[:, first:], state)
     torch.testing.assert_close(torch.cat([begun, rest], dim=1), whole, rtol=1e-4, atol=1e-5)
 
 
-def test_the_head_of_halves_is_padded_to_aligned_rows(monkeypatch):
+def test_the_head_in_half_precision_is_padded_to_aligned_rows():
     net = build("deltanet", vocab_size=21, d_model=32).half()
     x = torch.randn(2, 5, 32).half()
     plain = net._read_out(x)
-    monkeypatch.setattr(model, "fuses", lambda x: True)
-    padded = net._read_out(x)
+    with fused(True):
+        padded = net._read_out(x)
     assert (padded.shape, padded.stride(1)) == (plain.shape, 24)
     torch.testing.assert_close(padded, plain)
 

@@ -1,4 +1,4 @@
-"""Mixers that take packed sequences: each of them comes out as if it were alone, gradients included."""
+"""Mixers that take packed sequences give each the outputs and gradients it has alone."""
 
 import itertools
 
@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from statetrack.errors import UserError
-from statetrack.layers import build, deltanet, mamba, mixer
+from statetrack.layers import build
+from statetrack.layers.fusion import fused
 from statetrack.layers.mixer import Packing
 
 BOUNDS = [0, 5, 5, 6, 13, 13]
@@ -20,8 +21,8 @@ CASES = {
 }
 
 
-def outcome(net, x, run):
-    """What `run` makes of x, and the gradients of x and of every weight."""
+def results(net, x, run):
+    """run(x), and the gradients of x and of every weight."""
     net.zero_grad()
     x = x.clone().requires_grad_()
     y = run(x)
@@ -29,12 +30,9 @@ def outcome(net, x, run):
     return [y.detach(), x.grad, *(p.grad for p in net.parameters() if p.grad is not None)]
 
 
-@pytest.mark.parametrize("joined", [False, True])
+@pytest.mark.parametrize("choice", [None, False, True], ids=["default", "unfused", "fused"])
 @pytest.mark.parametrize("case", CASES)
-def test_packed_sequences_come_out_as_if_each_were_alone(case, joined, monkeypatch):
-    if joined:  # the path of a GPU
-        for module in (deltanet, mamba, mixer):
-            monkeypatch.setattr(module, "fuses", lambda x: True)
+def test_packed_sequences_come_out_as_if_each_were_alone(case, choice):
     torch.manual_seed(0)
     name, changes = CASES[case]
     net = build(name, vocab_size=5, d_model=16, **changes).blocks[0].mixer
@@ -43,9 +41,10 @@ def test_packed_sequences_come_out_as_if_each_were_alone(case, joined, monkeypat
     def alone(x):
         return torch.cat([net(x[:, a:b])[0] for a, b in itertools.pairwise(BOUNDS) if a < b], dim=1)
 
-    packed = outcome(net, x, lambda x: net(x, packing=packing)[0])
-    for ours, theirs in zip(packed, outcome(net, x, alone), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    with fused(choice):
+        packed = results(net, x, lambda x: net(x, packing=packing)[0])
+    for actual, expected in zip(packed, results(net, x, alone), strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["deltanet", "mamba"])

@@ -1,4 +1,4 @@
-"""Layers: mixers that carry state along time, and the backbone that holds them."""
+"""Layers: mixers, which carry state along time, and the backbone around them."""
 
 from statetrack.layers.attention import Attention, AttentionConfig
 from statetrack.layers.baselines import (

@@ -1,4 +1,4 @@
-"""Causal softmax attention: the Transformer baseline, whose memory is everything it has read."""
+"""Causal softmax attention: the Transformer baseline, whose state grows with the sequence."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -8,12 +8,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from statetrack.errors import UserError
-from statetrack.layers.mixer import Mixer, at_least_float32, divide
+from statetrack.layers.checks import divide
+from statetrack.layers.mixer import Mixer
+from statetrack.layers.precision import at_least_float32
 
 
 @dataclass(frozen=True)
 class AttentionConfig:
-    """Multi-head attention with rotary positions. The paper leaves its Transformer unspecified."""
+    """Multi-head attention with rotary positions. The paper does not specify its Transformer."""
 
     heads: int = 4
     rotary_base: float = 10_000.0
@@ -23,7 +25,7 @@ class AttentionConfig:
 
 
 class AttentionState(NamedTuple):
-    """Keys, rotated to their positions, and values of all steps so far: it grows with the sequence."""
+    """The rotated keys and the values of all steps so far."""
 
     k: Tensor  # (B, H, T, K)
     v: Tensor  # (B, H, T, K)
@@ -38,7 +40,8 @@ class Attention(Mixer):
         K = divide("Attention", d_model, config.heads, "heads")
         if K % 2:
             raise UserError(
-                f"Attention: a head is {K} wide, expected an even width: rotary positions turn pairs."
+                f"Attention: a head is {K} wide, expected an even width: rotary positions rotate pairs of "
+                "channels. Choose another number of heads."
             )
         self.to_qkv = nn.Linear(d_model, 3 * d_model, bias=False)
         self.to_out = nn.Linear(d_model, d_model, bias=False)
@@ -58,7 +61,7 @@ class Attention(Mixer):
 
     def transition_eigenvalues(self, x: Tensor) -> Tensor:
         raise UserError(
-            "Attention: no state transition, so no eigenvalues: attention keeps all its keys and values."
+            "Attention: no state transition, so no eigenvalues: attention keeps all keys and values."
         )
 
 
@@ -66,15 +69,16 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, past: int) -> Tensor:
     T = q.shape[2]
     if past == 0:
         return F.scaled_dot_product_attention(q, k, v, is_causal=T > 1)
-    # query t stands at position past + t and sees all keys up to there
+    # query t has position past + t and sees the keys up to that position
     seen = torch.ones(T, past + T, dtype=torch.bool, device=q.device).tril(past)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
 
 
 def rotate(x: Tensor, past: int, base: float) -> Tensor:
-    """Rotary positions (Su et al. 2021) on x (..., T, K), whose first step stands at position `past`.
+    """Rotary position embedding (Su et al. 2021) of x (..., T, K), whose first step has position `past`.
 
-    Channels j and j + K/2 are turned by the angle t base^(-2j/K), so q_t . k_s depends on t - s alone.
+    Channels j and j + K/2 at position t are rotated by the angle t base^(-2j/K), so that q_t . k_s depends on
+    the positions only through t - s.
     """
     T, half = x.shape[-2], x.shape[-1] // 2
     position = torch.arange(past, past + T, device=x.device, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Two small models of the paper: the full-matrix baseline of Fig. 4 and the diagonal toy of Fig. 1."""
+"""Two small models of the paper: the full-matrix baseline of Fig. 4 and the diagonal model of Fig. 1."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -7,25 +7,27 @@ import torch
 from torch import Tensor, nn
 
 from statetrack.errors import UserError
-from statetrack.layers.mixer import Mixer, at_least_float32, check_sizes
+from statetrack.layers.checks import check_sizes
+from statetrack.layers.mixer import Mixer
+from statetrack.layers.precision import at_least_float32
 from statetrack.ops.checks import check_eigenvalues
 
 
 @dataclass(frozen=True)
 class DenseTransitionConfig:
-    """The full-matrix baseline (App. E.2): any matrix may be learned, no eigenvalue is controlled."""
+    """The full-matrix baseline (App. E.2): transitions are unconstrained, and so are their eigenvalues."""
 
     size: int = 32
-    init_scale: float = 0.02  # the paper names no initialisation: we start this near to the identity
+    init_scale: float = 0.02  # standard deviation of A - I at the start; our choice, the paper gives none
 
     def build(self, d_model: int, layers: int) -> "DenseTransition":
         return DenseTransition(self, d_model)
 
 
 class DenseTransition(Mixer):
-    """H_t = A(x_t) H_{t-1}, H_0 = I; the flat state is projected onto the unit ball and decoded linearly.
+    """H_t = A(x_t) H_{t-1}, H_0 = I; y_t = W_out vec(H_t) / max(1, ||H_t||).
 
-    A(x) = I + W x: a free table over the letters once d_model is at least the size of the alphabet.
+    A(x) = I + W x + b: with d_model at least the size of the alphabet, any table of matrices can be learned.
     """
 
     def __init__(self, config: DenseTransitionConfig, d_model: int):
@@ -34,14 +36,16 @@ class DenseTransition(Mixer):
         self.size = config.size
         self.to_transition = nn.Linear(d_model, config.size**2)
         self.to_out = nn.Linear(config.size**2, d_model, bias=False)
-        # embeddings start at 0.02, so weights of order one put A - I at `init_scale`
+        # entries of x start at 0.02, the scale of the embedding
         nn.init.normal_(self.to_transition.weight, std=config.init_scale / (0.02 * d_model**0.5))
         nn.init.zeros_(self.to_transition.bias)
 
     def forward(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
         A = self._transitions(x)
         if state is not None and state.shape[0] != x.shape[0]:
-            raise UserError(f"DenseTransition: state of batch {state.shape[0]}, x of batch {x.shape[0]}.")
+            raise UserError(
+                f"DenseTransition: the state has batch size {state.shape[0]}, expected {x.shape[0]} as x has."
+            )
         H = torch.eye(self.size).to(A).expand(x.shape[0], -1, -1) if state is None else state
         states = []
         for A_t in A.unbind(1):
@@ -72,7 +76,7 @@ class DiagonalToyConfig:
 
 
 class DiagonalToy(Mixer):
-    """h_t = a_t h_{t-1} + B x_t with a = sigmoid or tanh of 10 (W x + b); the state is the output."""
+    """h_t = a_t h_{t-1} + B x_t, y_t = h_t, with a_t = sigmoid or tanh of 10 (W x_t + b)."""
 
     def __init__(self, config: DiagonalToyConfig, d_model: int):
         super().__init__()
@@ -98,7 +102,7 @@ class DiagonalToy(Mixer):
 
 
 def _diagonal_scan(a: Tensor, b: Tensor) -> Tensor:
-    """h_t = a_t h_{t-1} + b_t along axis 1, by doubling: log2(T) steps, each of them vectorised."""
+    """h_t = a_t h_{t-1} + b_t along axis 1, by recursive doubling in log2(T) vectorised steps."""
     shift, T = 1, a.shape[1]
     while shift < T:
         b = torch.cat([b[:, :shift], b[:, shift:] + a[:, shift:] * b[:, :-shift]], dim=1)

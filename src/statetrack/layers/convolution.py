@@ -1,4 +1,4 @@
-"""The short causal convolution that DeltaNet, Mamba and xLSTM put in front of their recurrence."""
+"""The short causal convolution in front of the recurrences of DeltaNet, Mamba and xLSTM."""
 
 import torch
 from torch import Tensor, nn
@@ -8,24 +8,21 @@ from statetrack.ops import short_convolution
 
 
 class ShortConvolution(nn.Conv1d):
-    """Each channel filtered over its last `width` values, then SiLU where asked for (`silu`).
+    """A causal depthwise convolution over the last `width` values of each channel, then SiLU if `silu`.
 
-    Time before channels, (B, T, C); the state holds the last width - 1 inputs, (B, C, width - 1). A Conv1d
-    for its parameters' names and initial values.
+    Time before channels, (B, T, C). The state holds the last width - 1 inputs, (B, C, width - 1); with a
+    `packing` each sequence starts from an empty state, and None is returned for the state. A subclass of
+    Conv1d for its parameter names and initial values.
     """
 
     def __init__(self, channels: int, width: int, bias: bool):
         super().__init__(channels, channels, width, groups=channels, bias=bias)
 
     def forward(  # type: ignore[override]
-        self, x: Tensor, state: Tensor | None = None, *, silu: bool = False
-    ) -> tuple[Tensor, Tensor]:
-        y = short_convolution(x, self.taps, self.bias, silu=silu, initial_state=state)
-        return y, self.next_state(x, state)
-
-    def packed(self, x: Tensor, packing: Packing, *, silu: bool = False) -> Tensor:
-        """Packed sequences (1, N, C), each from an empty past; there is no state to carry on from."""
-        return short_convolution(x, self.taps, self.bias, silu=silu, **offsets(packing))
+        self, x: Tensor, state: Tensor | None = None, *, silu: bool = False, packing: Packing | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        y = short_convolution(x, self.taps, self.bias, silu=silu, initial_state=state, **offsets(packing))
+        return y, None if packing is not None else self.next_state(x, state)
 
     @property
     def taps(self) -> Tensor:
@@ -33,10 +30,10 @@ class ShortConvolution(nn.Conv1d):
         return self.weight.squeeze(1)
 
     def next_state(self, x: Tensor, state: Tensor | None = None) -> Tensor:
-        """The state after the inputs x, which came after `state`."""
+        """The state after the inputs x, which followed `state`."""
         past = self.kernel_size[0] - 1
         kept = x[:, max(0, x.shape[1] - past) :].mT
-        if kept.shape[-1] < past:  # a short sequence keeps some of what came before it
+        if kept.shape[-1] < past:  # x is shorter than the state: keep the end of the previous one
             before = x.new_zeros(x.shape[0], x.shape[2], past) if state is None else state.to(x.dtype)
             kept = torch.cat([before[..., kept.shape[-1] :], kept], dim=-1)
         return kept

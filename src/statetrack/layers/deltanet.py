@@ -1,34 +1,26 @@
-"""DeltaNet and its kin: Gated DeltaNet (`gated`) and DeltaProduct (`householders`)."""
+"""DeltaNet, Gated DeltaNet (`gated`) and DeltaProduct (`householders`)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from statetrack.errors import unknown_name
+from statetrack.layers.checks import check_no_state, check_sizes, divide
 from statetrack.layers.convolution import ShortConvolution
-from statetrack.layers.mixer import (
-    Mixer,
-    Packing,
-    at_least_float32,
-    check_no_state,
-    check_sizes,
-    divide,
-    fuses,
-    joined_product,
-    log_uniform_steps,
-    no_weight_decay,
-    offsets,
-    working_dtype,
-)
-from statetrack.ops import convolved_split, delta_rule, rms_norm
+from statetrack.layers.fusion import joined_product, joins, may_read
+from statetrack.layers.initialisation import log_uniform_steps, no_weight_decay
+from statetrack.layers.mixer import Mixer, Packing, offsets
+from statetrack.layers.norm import RMSNorm, normalise
+from statetrack.layers.precision import at_least_float32, working_dtype
+from statetrack.ops import convolved_split, delta_rule
 from statetrack.ops.checks import check_eigenvalues
 from statetrack.ops.delta_rule.reference import l2_normalise
 
-EPS = 1e-5  # of the norm of a head
+EPS = 1e-5  # of the RMS norm of each head
 ACTIVATIONS = {"silu": F.silu, "relu": F.relu, "identity": lambda x: x}
 
 
@@ -39,12 +31,12 @@ class DeltaNetConfig:
     heads: int = 4
     eigenvalues: Literal["[0,1]", "[-1,1]"] = "[-1,1]"
     head_dim: int | None = None  # width of a key; d_model / heads when None
-    value_dim: int | None = None  # width of a value; as the key's when None
+    value_dim: int | None = None  # width of a value; that of the key when None
     convolution: int = 4  # width of the short convolution on q, k and v; 0 for none
     qk_activation: Literal["silu", "relu", "identity"] = "silu"
     output_gate: bool = False
-    gated: bool = False  # Gated DeltaNet: a decay in (0, 1) in front of every transition
-    householders: int = 1  # DeltaProduct: this many generalised Householder factors per token
+    gated: bool = False  # Gated DeltaNet: every transition is multiplied by a decay in (0, 1)
+    householders: int = 1  # DeltaProduct: number of generalised Householder factors per token
 
     def build(self, d_model: int, layers: int) -> "DeltaNet":
         return DeltaNet(self, d_model)
@@ -97,7 +89,7 @@ class DeltaNet(Mixer):
             self.A_log = no_weight_decay(nn.Parameter(torch.empty(self.heads).uniform_(1e-3, 16).log()))
             self.decay_bias = no_weight_decay(nn.Parameter(log_uniform_steps(self.heads)))
         self.output_gate = nn.Linear(d_model, values, bias=False) if config.output_gate else None
-        self.norm = nn.RMSNorm(self.V, eps=EPS)
+        self.norm = RMSNorm(self.V, eps=EPS)
         self.to_out = nn.Linear(values, d_model, bias=False)
         for module in self.modules():
             if isinstance(module, nn.Linear):
@@ -118,24 +110,24 @@ class DeltaNet(Mixer):
             householders=self.config.householders,
             initial_state=None if state is None else state.S,
             output_final_state=packing is None,
-            use_qk_l2norm_in_kernel=True,  # ||k|| = 1, or the norm bound fails
+            use_qk_l2norm_in_kernel=True,  # ||k|| = 1 keeps the norm of the transition at most 1
             **offsets(packing),
         )
-        o = rms_norm(o, self.norm.weight, EPS, out_dtype=working_dtype(x)).flatten(-2)
+        o = normalise(self.norm, o, working_dtype(x)).flatten(-2)
         if gate is not None:
             o = o * F.silu(gate)
         return self.to_out(o), None if S is None else DeltaNetState(S, convolution)
 
     def _controls(self, x: Tensor, state: DeltaNetState | None):
-        """What drives the recurrence: q (B, T, H, K); k, v (B, T n, H, .); beta (B, T n, H); g (B, T, H)."""
+        """Inputs of the recurrence: q (B, T, H, K); k, v (B, T n, H, .); beta (B, T n, H); g (B, T, H)."""
         q, k, v, logits, g, _, convolution = self._inputs(x, state)
         return q, k, v, self.beta_max * torch.sigmoid(at_least_float32(logits)), g, convolution
 
     def _inputs(self, x: Tensor, state: DeltaNetState | None, packing: Packing | None = None):
-        """As `_controls`, with the logits of beta in place of beta, and the gate of the outputs or None."""
+        """As `_controls`, but with the logits of beta instead of beta, and the output gate or None."""
         past = None if state is None else state.convolution
         (q, k, v), beta, g, gate, convolution = self._projections(x, past, packing)
-        # (B, T, n H D) -> (B, T n, H, D): a token's Householder factors follow each other in time
+        # (B, T, n H D) -> (B, T n, H, D): the Householder factors of a token are consecutive in time
         q = q.unflatten(-1, (self.heads, self.K))
         k = k.unflatten(-1, (-1, self.heads, self.K)).flatten(1, 2)
         v = v.unflatten(-1, (-1, self.heads, self.V)).flatten(1, 2)
@@ -145,63 +137,79 @@ class DeltaNet(Mixer):
         return q, k, v, beta, g, gate, convolution
 
     def _projections(self, x: Tensor, past: tuple[Tensor, ...] | None, packing: Packing | None):
-        """q, k and v, convolved and activated; the logits of beta and of the decay; the gate; the next past.
-
-        On a GPU one product gives them all. Its rows are then set apart, convolved and activated in one pass.
-        """
+        """q, k, v after convolution and activation; logits of beta and of the decay; gate; next past."""
         rest = {"beta": self.to_beta}
         if self.config.gated:
             rest["decay"] = self.to_decay
         if self.output_gate is not None:
             rest["gate"] = self.output_gate
         linears = (self.to_q, self.to_k, self.to_v, *rest.values())
-        widths = [linear.out_features for linear in linears]
-        joined = joined_product(x, linears) if fuses(x) else None
-        if joined is None:
+        if joins(x, *linears):
+            qkv, others, next_past = self._joined_projections(x, linears, past, packing)
+        else:
             parts = [linear(x) for linear in linears]
-        else:
-            parts = joined[..., : sum(widths)].split(widths, dim=-1)
+            others = parts[3:]
+            qkv, next_past = self._filtered(parts[:3], past, packing)
+        named = dict(zip(rest, others, strict=True))
+        return qkv, named["beta"], named.get("decay"), named.get("gate"), next_past
+
+    def _joined_projections(
+        self,
+        x: Tensor,
+        linears: Sequence[nn.Linear],
+        past: tuple[Tensor, ...] | None,
+        packing: Packing | None,
+    ):
+        """q, k, v after convolution and activation; the other products; next past. All from one product.
+
+        One more kernel splits its columns, convolves and activates, where it can: it takes no past, and has
+        no ReLU.
+        """
+        widths = [linear.out_features for linear in linears]
+        joined = joined_product(x, linears)
+        parts = joined[..., : sum(widths)].split(widths, dim=-1)
         qkv, others = parts[:3], parts[3:]
-        if joined is not None and past is None and self.config.qk_activation != "relu":
-            next_past = None if packing is not None else self._next_past(qkv)
-            taps = [convolution.taps for convolution in self._convolutions()]
-            silu = self.config.qk_activation == "silu"
-            parts = *widths[:3], sum(widths[3:])
-            *qkv, others = convolved_split(joined, parts, taps, silu=(silu, silu, True), **offsets(packing))
-            others = others.split(widths[3:], dim=-1) if len(rest) > 1 else [others]
-        else:
+        convolutions: tuple[Any, ...] = tuple(self.convolutions or ())
+        if (
+            past is not None
+            or self.config.qk_activation == "relu"
+            or not may_read(ShortConvolution, *convolutions)
+        ):
             qkv, next_past = self._filtered(qkv, past, packing)
-        given = dict(zip(rest, others, strict=True))
-        return qkv, given["beta"], given.get("decay"), given.get("gate"), next_past
-
-    def _convolutions(self) -> list[ShortConvolution]:
-        """Those of q, k and v, or none."""
-        return [module for module in self.convolutions or () if isinstance(module, ShortConvolution)]
-
-    def _next_past(self, qkv: Sequence[Tensor]) -> tuple[Tensor, ...] | None:
-        """What the convolutions keep of their inputs, from an empty past."""
-        each = zip(self._convolutions(), qkv, strict=False)
-        return tuple(convolution.next_state(y) for convolution, y in each) or None
+            return qkv, others, next_past
+        next_past = None
+        if packing is None and convolutions:
+            next_past = tuple(c.next_state(y) for c, y in zip(convolutions, qkv, strict=True))
+        silu = self.config.qk_activation == "silu"
+        *qkv, rest = convolved_split(
+            joined,
+            (*widths[:3], sum(widths[3:])),
+            [convolution.taps for convolution in convolutions],
+            [convolution.bias for convolution in convolutions if convolution.bias is not None],
+            silu=(silu, silu, True),
+            **offsets(packing),
+        )
+        return qkv, rest.split(widths[3:], dim=-1) if len(others) > 1 else [rest], next_past
 
     def _filtered(self, qkv: Sequence[Tensor], past: tuple[Tensor, ...] | None, packing: Packing | None):
-        """q, k and v, convolved and activated, and the next past."""
-        (q, k, v), next_past = qkv, None
+        """q, k, v after convolution and activation, and the next past."""
+        q, k, v = qkv
         activation = ACTIVATIONS[self.config.qk_activation]
         if self.convolutions is None:
             return (activation(q), activation(k), F.silu(v)), None
         silu = self.config.qk_activation == "silu"
-        each = zip(self._convolutions(), qkv, past or [None] * 3, (silu, silu, True), strict=True)
-        if packing is not None:
-            q, k, v = (convolution.packed(y, packing, silu=s) for convolution, y, _, s in each)
-        else:
-            (q, k, v), next_past = zip(
-                *(convolution(y, p, silu=s) for convolution, y, p, s in each), strict=True
-            )
-        return (q, k, v) if silu else (activation(q), activation(k), v), next_past
+        options = {} if packing is None else {"packing": packing}
+        each = zip(self.convolutions, qkv, past or [None] * 3, (silu, silu, True), strict=True)
+        (q, k, v), next_past = zip(
+            *(convolution(y, p, silu=s, **options) for convolution, y, p, s in each), strict=True
+        )
+        if not silu:
+            q, k = activation(q), activation(k)
+        return (q, k, v), None if packing is not None else next_past
 
     @torch.no_grad()
     def transition_eigenvalues(self, x: Tensor) -> Tensor:
-        """(B, T, H, K): 1 - beta once and 1 elsewhere, times the decay; complex for two factors and more."""
+        """(B, T, H, K): 1 - beta once and 1 elsewhere, times the decay. Complex from two factors on."""
         _, k, _, beta, g, _ = self._controls(x, None)
         k = l2_normalise(at_least_float32(k))
         decay = torch.ones_like(x[..., :1]) if g is None else g.exp()

@@ -1,4 +1,4 @@
-"""What mLSTM and sLSTM share: projections and norms that treat each head by itself, and how both start."""
+"""Projections and norms that act on each head separately, as mLSTM and sLSTM use them."""
 
 import math
 
@@ -8,19 +8,19 @@ from torch import Tensor, nn
 
 
 class HeadwiseLinear(nn.Module):
-    """A block-diagonal projection: y = W_j x on each of `blocks` equal parts x of the input, no bias."""
+    """A block-diagonal linear map without bias: the input is cut into `blocks` equal parts, y_j = W_j x_j."""
 
     def __init__(self, width: int, blocks: int):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(blocks, width // blocks, width // blocks))
 
     def forward(self, x: Tensor) -> Tensor:
-        blocks = self.weight.shape[0]
-        return torch.einsum("...hd,hod->...ho", x.unflatten(-1, (blocks, -1)), self.weight).flatten(-2)
+        weight = self.weight  # read once: a parametrised weight is computed on every access
+        return torch.einsum("...hd,hod->...ho", x.unflatten(-1, (len(weight), -1)), weight).flatten(-2)
 
 
 class HeadNorm(nn.Module):
-    """Each head (..., H, D) shifted and scaled to mean 0 and variance 1, then each channel weighted."""
+    """Layer norm of each head (..., H, D) separately, with a weight per channel and no bias."""
 
     def __init__(self, heads: int, head_dim: int):
         super().__init__()
@@ -32,15 +32,5 @@ class HeadNorm(nn.Module):
 
 
 def round_up(width: float, multiple: int = 64) -> int:
-    """The published widths are a factor of d_model, rounded up to a multiple of 64."""
+    """`width` rounded up to a multiple of `multiple`, as the xlstm package chooses its widths."""
     return math.ceil(width / multiple) * multiple
-
-
-def small_init(weight: Tensor, d_model: int) -> None:
-    """N(0, 2 / (5 d_model)) (Nguyen and Salazar 2019)."""
-    nn.init.normal_(weight, std=math.sqrt(2 / (5 * d_model)))
-
-
-def wang_init(weight: Tensor, d_model: int, layers: int) -> None:
-    """N(0, (2 / layers)^2 / d_model) (Wang and Komatsuzaki 2021): for weights that end in the residual."""
-    nn.init.normal_(weight, std=2 / layers / math.sqrt(d_model))

@@ -1,4 +1,4 @@
-"""Mamba (Gu and Dao 2023), with transitions in [0, 1] or, by 2 s - 1 for s, in [-1, 1]."""
+"""Mamba (Gu and Dao 2023), with transitions a in [0, 1] or, as 2 a - 1, in [-1, 1]."""
 
 import math
 from dataclasses import dataclass
@@ -8,18 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from statetrack.layers.checks import check_no_state, check_sizes
 from statetrack.layers.convolution import ShortConvolution
-from statetrack.layers.mixer import (
-    Mixer,
-    Packing,
-    at_least_float32,
-    check_no_state,
-    check_sizes,
-    fuses,
-    log_uniform_steps,
-    no_weight_decay,
-    offsets,
-)
+from statetrack.layers.fusion import fuses, may_read
+from statetrack.layers.initialisation import log_uniform_steps, no_weight_decay
+from statetrack.layers.mixer import Mixer, Packing, offsets
+from statetrack.layers.precision import at_least_float32
 from statetrack.ops import convolved_split, selective_scan
 from statetrack.ops.checks import check_eigenvalues
 
@@ -46,7 +40,7 @@ class MambaState(NamedTuple):
 class Mamba(Mixer):
     """h_t = a_t h_{t-1} + Delta_t B_t u_t,  y_t = C_t h_t + D u_t, a = exp(Delta A) or 2 exp(Delta A) - 1.
 
-    Parameters are named as in mamba-ssm and transformers, so weights can be copied across.
+    Parameters have the names they have in mamba-ssm and transformers, so weights can be copied.
     """
 
     packs = True
@@ -74,14 +68,14 @@ class Mamba(Mixer):
         nn.init.uniform_(self.dt_proj.weight, -(self.dt_rank**-0.5), self.dt_rank**-0.5)
         with torch.no_grad():
             self.dt_proj.bias.copy_(log_uniform_steps(D))
-            # every block adds to the residual stream once, so its output is scaled down with the depth
+            # the residual stream sums the outputs of all blocks
             self.out_proj.weight /= math.sqrt(layers)
 
     def forward(
         self, x: Tensor, state: MambaState | None = None, *, packing: Packing | None = None
     ) -> tuple[Tensor, MambaState | None]:
         check_no_state("Mamba", state, packing)
-        u, z, delta, B, C, convolution = self._controls(x, state, packing)
+        u, z, delta, delta_bias, B, C, convolution = self._controls(x, state, packing)
         y, h = selective_scan(
             u,
             delta,
@@ -90,7 +84,7 @@ class Mamba(Mixer):
             C,
             self.D,
             z,
-            delta_bias=self.dt_proj.bias,
+            delta_bias=delta_bias,
             delta_softplus=True,
             return_last_state=True,
             eigenvalues=self.config.eigenvalues,
@@ -103,25 +97,37 @@ class Mamba(Mixer):
         return -self.A_log.exp()
 
     def _controls(self, x: Tensor, state: MambaState | None, packing: Packing | None = None):
-        """What the scan is driven by: u, z, delta (B, D, T), delta without its bias; B, C (B, N, T)."""
+        """Inputs of the scan: u, z (B, D, T); delta (B, D, T) and its bias; B, C (B, N, T); next past."""
         product = self.in_proj(x)
         u, z = product.chunk(2, dim=-1)
-        if state is None and fuses(x):
+        if state is None and fuses(x) and may_read(ShortConvolution, self.conv1d):
             convolution = None if packing is not None else self.conv1d.next_state(u)
             widths, taps, bias = (u.shape[-1], z.shape[-1]), self.conv1d.taps, self.conv1d.bias
-            assert bias is not None
-            u, z = convolved_split(product, widths, [taps], [bias], **offsets(packing))
-        elif packing is not None:
-            u, convolution = self.conv1d.packed(u, packing, silu=True), None
+            u, z = convolved_split(
+                product, widths, [taps], [] if bias is None else [bias], **offsets(packing)
+            )
         else:
-            u, convolution = self.conv1d(u, None if state is None else state.convolution, silu=True)
+            options = {} if packing is None else {"packing": packing}
+            past = None if state is None else state.convolution
+            u, convolution = self.conv1d(u, past, silu=True, **options)
         dt, B, C = self.x_proj(u).split([self.dt_rank, self.config.d_state, self.config.d_state], dim=-1)
-        delta = F.linear(dt, self.dt_proj.weight)
-        return u.mT, z.mT, delta.mT, B.mT, C.mT, convolution
+        delta, bias = self._steps(dt)
+        return u.mT, z.mT, delta.mT, bias, B.mT, C.mT, convolution
+
+    def _steps(self, dt: Tensor) -> tuple[Tensor, Tensor | None]:
+        """delta (B, T, D) before the softplus, and the bias that the scan still has to add to it.
+
+        The scan adds the bias in float32, also where the product is in half precision.
+        """
+        if may_read(nn.Linear, self.dt_proj):
+            return F.linear(dt, self.dt_proj.weight), self.dt_proj.bias
+        return self.dt_proj(dt), None
 
     @torch.no_grad()
     def transition_eigenvalues(self, x: Tensor) -> Tensor:
         """(B, T, D, N): the diagonal of A(x_t), channel by channel."""
-        delta = F.softplus(at_least_float32(self._controls(x, None)[2]).mT + self.dt_proj.bias)
+        _, _, delta, bias, *_ = self._controls(x, None)
+        delta = at_least_float32(delta).mT
+        delta = F.softplus(delta if bias is None else delta + bias)
         a = torch.exp(delta[..., None] * self._A())
         return a if self.config.eigenvalues == "[0,1]" else 2 * a - 1

@@ -8,9 +8,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from statetrack.errors import unknown_name
+from statetrack.layers.checks import divide
 from statetrack.layers.convolution import ShortConvolution
-from statetrack.layers.headwise import HeadNorm, HeadwiseLinear, round_up, small_init, wang_init
-from statetrack.layers.mixer import Mixer, at_least_float32, divide
+from statetrack.layers.headwise import HeadNorm, HeadwiseLinear, round_up
+from statetrack.layers.initialisation import small_init, wang_init
+from statetrack.layers.mixer import Mixer
+from statetrack.layers.precision import at_least_float32
 from statetrack.ops.mlstm import MLSTMCell, mlstm
 
 BIASES = ("linspace", "standard")
@@ -24,8 +27,8 @@ class MLSTMConfig:
     proj_factor: float = 2.0
     convolution: int = 4
     qkv_block: int = 4  # q, k and v are projected in blocks of this many channels
-    # initial gate biases: forget 3 to 6 across the heads and input N(0, 0.1^2), or those of any nn.Linear,
-    # which the paper takes for modular arithmetic (App. E.1)
+    # initial biases of the gates. linspace: forget gate from 3 to 6 across the heads, input gate N(0, 0.1^2);
+    # standard: those of nn.Linear, as the paper has them for modular arithmetic (App. E.1)
     bias_init: Literal["linspace", "standard"] = "linspace"
 
     def build(self, d_model: int, layers: int) -> "MLSTM":
@@ -79,7 +82,7 @@ class MLSTM(Mixer):
         return self.to_out((h * F.silu(z)).to(x.dtype)), MLSTMState(cell, convolution)
 
     def _controls(self, x: Tensor, state: MLSTMState | None):
-        """q, k, v (B, T, H, K); i, f (B, T, H); the branches beside the memory c, z (B, T, width)."""
+        """q, k, v (B, T, H, K); i, f (B, T, H); the skip and gate branches c, z (B, T, width); next past."""
         u, z = self.to_up(x).chunk(2, dim=-1)
         c, convolution = self.convolution(u, None if state is None else state.convolution, silu=True)
         q, k, v = self.to_q(c), self.to_k(c), self.to_v(u)

@@ -11,8 +11,10 @@ from torch import Tensor, nn
 
 from statetrack.errors import UserError, unknown_name
 from statetrack.layers.deltanet import DeltaNetConfig
-from statetrack.layers.headwise import round_up, small_init, wang_init
-from statetrack.layers.mixer import Mixer, MixerConfig, Packing, fuses, joined_product
+from statetrack.layers.fusion import joined_product, joins, may_read
+from statetrack.layers.headwise import round_up
+from statetrack.layers.initialisation import small_init, wang_init
+from statetrack.layers.mixer import Mixer, MixerConfig, Packing
 from statetrack.layers.norm import RMSNorm, normalise_sum
 from statetrack.ops import embedding, swiglu
 
@@ -47,7 +49,8 @@ class SwiGLU(nn.Module):
             self.down.weight /= math.sqrt(2 * layers)
 
     def forward(self, x: Tensor) -> Tensor:
-        if fuses(x):
+        # gate and up must be equal halves of the joined product, so it cannot have padded columns
+        if joins(x, self.gate, self.up) and self.gate.out_features % 4 == 0:
             return self.down(swiglu(joined_product(x, (self.gate, self.up))))
         return self.down(F.silu(self.gate(x)) * self.up(x))
 
@@ -73,9 +76,10 @@ MLPS = {"swiglu": SwiGLU, "geglu": GeGLU}
 
 
 class Block(nn.Module):
-    """x + mixer(norm(x)), then x + mlp(norm(x)) where there is one; the residual can be left out.
+    """x + mixer(norm(x)), then x + mlp(norm(x)) if there is an MLP; `residual=False` drops the x +.
 
-    What comes in and goes out is x + y, not yet added (y None: nothing to add): the next norm does it.
+    The stream enters and leaves as a pair x, y still to be added (y None: nothing to add), so that the next
+    norm can add them in its own kernel.
     """
 
     def __init__(self, config: ModelConfig, layer: int = 0):
@@ -98,12 +102,12 @@ class Block(nn.Module):
         at: Tensor | None = None,
         packing: Packing | None = None,
     ) -> tuple[Tensor, Tensor | None, Any]:
-        """`at` (B, n): the positions that are read afterwards. Past the mixer no other has any say."""
+        """`at` (B, n): the only positions needed afterwards. After the mixer the others are dropped."""
         x, normal = normalise_sum(self.mixer_norm, x, y)
-        # most mixers know no packing, and are not asked to
+        # mixers that do not pack have no such argument
         mixed, state = self.mixer(normal, state, **({} if packing is None else {"packing": packing}))
         if at is not None:
-            x, mixed = _taken(x, at), _taken(mixed, at)
+            x, mixed = _select(x, at), _select(mixed, at)
         x, y = (x, mixed) if self.residual else (mixed, None)
         if self.mlp is not None and self.mlp_norm is not None:
             x, normal = normalise_sum(self.mlp_norm, x, y)
@@ -113,10 +117,10 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    """Tokens (B, T) -> logits (B, T, classes), plus one state per layer to carry on from.
+    """Tokens (B, T) -> logits (B, T, classes), plus one state per layer to continue from.
 
-    Where only the logits at some positions are wanted, `at` (B, n) names them and saves the rest: logits
-    are (B, n, classes) then. `packing` says where sequences of mixed lengths lie in one row of tokens (1, N).
+    With `at` (B, n) only the logits at these positions are computed, (B, n, classes). `packing` gives the
+    boundaries of sequences packed in one row of tokens (1, N).
     """
 
     def __init__(self, config: ModelConfig, vocab_size: int, n_classes: int):
@@ -145,8 +149,8 @@ class Model(nn.Module):
             raise UserError(
                 f"Model: {len(state)} states for {len(self.blocks)} layers, expected what forward returned."
             )
-        x, y = embedding(tokens, self.embedding.weight), None
-        if tokens.shape[1] == 0:  # nothing to read: nothing comes out, and the states stay
+        x, y = self._embed(tokens), None
+        if tokens.shape[1] == 0:  # no tokens: no logits, and the states stay
             return self.head(self.norm(x)), list(state or [None] * len(self.blocks))
         states, last = [], len(self.blocks) - 1
         for i, block in enumerate(self.blocks):
@@ -160,18 +164,27 @@ class Model(nn.Module):
         """Whether `forward` takes a packing."""
         return all(getattr(block.mixer, "packs", False) for block in self.blocks)
 
+    def _embed(self, tokens: Tensor) -> Tensor:
+        """The embedding. The op has a faster gradient, and none of the options of nn.Embedding."""
+        table = self.embedding
+        if may_read(nn.Embedding, table) and _has_no_options(table):
+            return embedding(tokens, table.weight)
+        return table(tokens)
+
     def _read_out(self, x: Tensor) -> Tensor:
-        """The head. On a GPU rows of halves are padded: a product of 121 columns takes twice one of 128, and
-        one of 3 columns eight times one of 8 for the gradient of its weight."""
-        classes = self.head.out_features
-        if fuses(x) and x.dtype.itemsize < 4 and classes % 8:
-            return joined_product(x, (self.head,))[..., :classes]
+        """The head. Its columns are padded to a multiple of 8 in half precision on a GPU.
+
+        Unaligned rows are slow: 121 columns take twice the time of 128, and the weight gradient of 3 columns
+        eight times that of 8.
+        """
+        if x.dtype.itemsize < 4 and joins(x, self.head) and self.head.out_features % 8:
+            return joined_product(x, (self.head,))[..., : self.head.out_features]
         return self.head(x)
 
     @torch.no_grad()
     def transition_eigenvalues(self, tokens: Tensor) -> list[Tensor]:
-        """Per layer, the spectrum of the transitions it uses on these tokens (see `Mixer`)."""
-        x, y, spectra = embedding(tokens, self.embedding.weight), None, []
+        """Per layer, the eigenvalues of its transitions on these tokens (see `Mixer`)."""
+        x, y, spectra = self._embed(tokens), None, []
         for block in self.blocks:
             assert isinstance(block, Block)
             normal = normalise_sum(block.mixer_norm, x, y)[1]
@@ -180,9 +193,14 @@ class Model(nn.Module):
         return spectra
 
 
-def _taken(x: Tensor, at: Tensor) -> Tensor:
-    """Of x (B, T, D) the positions `at` (B, n) of each sequence."""
+def _select(x: Tensor, at: Tensor) -> Tensor:
+    """The positions `at` (B, n) of each sequence in x (B, T, D), (B, n, D)."""
     return x.gather(1, at[..., None].expand(-1, -1, x.shape[-1]))
+
+
+def _has_no_options(table: nn.Embedding) -> bool:
+    options = (table.padding_idx, table.max_norm, table.scale_grad_by_freq, table.sparse)
+    return options == (None, None, False, False)
 
 
 def _norm(config: ModelConfig) -> nn.Module:

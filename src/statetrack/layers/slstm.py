@@ -1,4 +1,4 @@
-"""The sLSTM block of xLSTM (Beck et al. 2024): a non-linear RNN, the paper's yardstick for state tracking."""
+"""The sLSTM block of xLSTM (Beck et al. 2024): a non-linear RNN, the paper's reference for state tracking."""
 
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -8,9 +8,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from statetrack.errors import unknown_name
+from statetrack.layers.checks import divide
 from statetrack.layers.convolution import ShortConvolution
-from statetrack.layers.headwise import HeadNorm, HeadwiseLinear, small_init
-from statetrack.layers.mixer import Mixer, at_least_float32, divide, no_weight_decay
+from statetrack.layers.headwise import HeadNorm, HeadwiseLinear
+from statetrack.layers.initialisation import no_weight_decay, small_init
+from statetrack.layers.mixer import Mixer
+from statetrack.layers.precision import at_least_float32
 from statetrack.ops.slstm import SLSTMCell, slstm
 
 BIASES = ("powerlaw", "linspace", "standard")
@@ -18,12 +21,13 @@ BIASES = ("powerlaw", "linspace", "standard")
 
 @dataclass(frozen=True)
 class SLSTMConfig:
-    """sLSTM; the backbone adds its gated-GELU feed-forward of 1.3 d_model (see the preset)."""
+    """sLSTM; the preset adds its gated-GELU MLP of width 1.3 d_model."""
 
     heads: int = 4
     convolution: int = 4  # width of the short convolution in front of the gates i and f; 0 for none
-    # initial forget biases: 5 down to -7 along a head, steeper in later layers; 3 up to 6 along a head; or
-    # all biases uniform in +- d_model^-1/2, which the paper takes for modular arithmetic (App. E.1)
+    # initial biases of the forget gate. powerlaw: from 5 to -7 along a head, with an exponent that grows with
+    # the depth; linspace: from 3 to 6 along a head; standard: all biases uniform in +- d_model^-1/2, as the
+    # paper has them for modular arithmetic (App. E.1)
     bias_init: Literal["powerlaw", "linspace", "standard"] = "powerlaw"
 
     def build(self, d_model: int, layers: int) -> "SLSTM":
@@ -41,7 +45,7 @@ class SLSTM(Mixer):
         i, f from silu(conv(x)); z, o from x; each plus b + R h_{t-1}; i = exp, f = sigmoid
 
     All matrices are block-diagonal, one block per head. Forward and initialisation are those of the xlstm
-    package; the state is float32 whatever the precision of the layers.
+    package. The state is float32 in every precision.
     """
 
     def __init__(self, config: SLSTMConfig, d_model: int):
@@ -65,7 +69,7 @@ class SLSTM(Mixer):
 
     @torch.no_grad()
     def place(self, layer: int, layers: int) -> None:
-        """Set the initial forget biases, whose slope depends on the depth."""
+        """Set the initial biases of the forget gate, which depend on the depth."""
         D, device = self.bias.shape[-1], self.bias.device
         if self.config.bias_init == "powerlaw":
             depth = layer / (layers - 1) if layers > 1 else 0.0
@@ -79,7 +83,7 @@ class SLSTM(Mixer):
         return self.norm(h).to(x.dtype), SLSTMState(cell, convolution)
 
     def _controls(self, x: Tensor, state: SLSTMState | None) -> tuple[Tensor, Tensor | None]:
-        """The gates i, f, z, o without what h_{t-1} adds to them, (B, T, H, 4, D)."""
+        """The gates i, f, z, o before R h_{t-1} is added, (B, T, H, 4, D), and the next past."""
         c, convolution = x, None
         if self.convolution is not None:
             c, convolution = self.convolution(x, None if state is None else state.convolution, silu=True)
@@ -89,7 +93,7 @@ class SLSTM(Mixer):
 
     @torch.no_grad()
     def transition_eigenvalues(self, x: Tensor) -> Tensor:
-        """(B, T, H, D): the forget gates, what the cell is multiplied by while the gates are held fixed."""
+        """(B, T, H, D): the forget gates, which multiply the cell c when h_{t-1} is held fixed."""
         gates, _ = self._controls(x, None)
         h, _ = slstm(gates, self.recurrent)
         before = F.pad(h[:, :-1], (0, 0, 0, 0, 1, 0))

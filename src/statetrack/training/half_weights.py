@@ -20,7 +20,9 @@ class HalfWeights:
         self.copies: dict[str, Tensor] = {}  # by name of the weight
         self.of: dict[Tensor, Tensor] = {}  # by the weight itself
         for name, module in model.named_modules():
-            if isinstance(module, nn.Linear) and module.weight.dtype == torch.float32:
+            if not isinstance(module, nn.Linear) or type(module.weight) is not nn.Parameter:
+                continue  # a parametrised or quantised weight is computed, not stored: autocast casts it
+            if module.weight.dtype == torch.float32:
                 copy = module.weight.detach().bfloat16().requires_grad_()
                 self.copies[f"{name}.weight"] = self.of[module.weight] = copy
 
