@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from statetrack.errors import UserError
-from statetrack.exits import exit_codes
+from statetrack.exit_codes import exit_on_error
 from statetrack.files import PARTIAL, write_json
 from statetrack.layers import Model
 from statetrack.spec import RunSpec
@@ -28,13 +28,19 @@ from statetrack.training import Options, build_model, train
 from statetrack.training.checkpoint import checkpoints
 from statetrack.training.loop import Running, resolve_device, stop_signals
 
+__all__ = ["load_run", "run"]
+
 RESULTS = Path("results")
 
 
 def run(spec: RunSpec, folder: Path | None = None, options: Options | None = None) -> dict[str, Any]:
-    """Carry out a run, or pick up its finished result; returns the content of done.json.
+    """Carry out a run, or read its finished result; returns the content of done.json.
 
-    The folder is results/<run_id> unless given. A folder that holds another spec is refused.
+        done = run(RunSpec(task("parity-dense"), model_config("deltanet")))
+        done["metrics"]["accuracy"]     by length
+
+    The folder is results/<run_id> unless given. A run that was interrupted continues from its last
+    checkpoint. A folder that holds another spec is refused.
     """
     with stop_signals() as stop:
         steps = running(spec, folder, options or Options(), stop)
@@ -46,9 +52,9 @@ def run(spec: RunSpec, folder: Path | None = None, options: Options | None = Non
 
 
 def running(spec: RunSpec, folder: Path | None, options: Options, stop: threading.Event) -> Running:
-    """`run` in steps: yields after each of them, returns the content of done.json."""
+    """`run` as a generator: yields after each training step, returns the content of done.json."""
     spec = spec.resolved()
-    resolve_device(options.device)  # a wrong one leaves no folder
+    resolve_device(options.device)  # an invalid device must not leave a folder behind
     folder = Path(folder) if folder is not None else RESULTS / spec.id
     with claim(folder):
         _check_spec(folder, spec)
@@ -56,7 +62,7 @@ def running(spec: RunSpec, folder: Path | None, options: Options, stop: threadin
         if done is not None:
             options.say(f"{folder} is finished already.")
             return done
-        for leftover in folder.glob(f".*{PARTIAL}"):  # of a process killed while it wrote
+        for leftover in folder.glob(f".*{PARTIAL}"):  # left by a process killed while writing
             leftover.unlink(missing_ok=True)
         write_json(folder / "spec.json", spec.to_dict())
         started, before = time.monotonic(), _seconds_so_far(folder)
@@ -64,7 +70,7 @@ def running(spec: RunSpec, folder: Path | None, options: Options, stop: threadin
             metrics = yield from train(spec, folder, options, stop)
         finally:
             seconds = before + time.monotonic() - started
-            with contextlib.suppress(OSError):  # a full disk must not hide what went wrong
+            with contextlib.suppress(OSError):  # a full disk must not hide the original error
                 write_json(folder / "timing.json", {"seconds": seconds})
         done = {
             "id": spec.id,
@@ -79,7 +85,13 @@ def running(spec: RunSpec, folder: Path | None, options: Options, stop: threadin
 
 
 def load_run(folder: str | Path) -> tuple[RunSpec, Model]:
-    """The spec and the trained model of a finished run."""
+    """The spec and the trained model of the finished run in `folder`.
+
+        spec, model = load_run("results/3f9c0d5a7b21")
+        logits, state = model(inputs)
+
+    The model is on the CPU. An unfinished run is a `UserError`.
+    """
     from statetrack.files import DamagedFile, load_tensors
 
     folder = Path(folder)
@@ -95,7 +107,7 @@ def load_run(folder: str | Path) -> tuple[RunSpec, Model]:
 
 
 def read_done(folder: Path) -> dict[str, Any] | None:
-    """The result of a finished run, or None; a file that is anything else counts as none."""
+    """The result of a finished run; None if there is none, or the file is not valid."""
     try:
         done = json.loads((folder / "done.json").read_text())
     except (FileNotFoundError, ValueError):
@@ -106,7 +118,7 @@ def read_done(folder: Path) -> dict[str, Any] | None:
 
 
 def machine(device: str) -> dict[str, str]:
-    """What the run was carried out on."""
+    """The device, processor and versions the run used."""
     on_gpu = device != "cpu" and torch.cuda.is_available()
     return {
         "device": torch.cuda.get_device_name() if on_gpu else f"CPU, {torch.get_num_threads()} threads",
@@ -117,7 +129,7 @@ def machine(device: str) -> dict[str, str]:
 
 
 def processor() -> str:
-    """The processor's name, as far as the system tells."""
+    """The name of the processor, if the system reports it."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
@@ -127,7 +139,7 @@ def processor() -> str:
 
 @contextlib.contextmanager
 def claim(folder: Path) -> Iterator[None]:
-    """Hold the folder for this process; the operating system lets go of it however the process ends."""
+    """Lock the folder for this process; the operating system releases the lock when the process ends."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -180,7 +192,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--checkpoint-seconds", type=float, default=Options.checkpoint_seconds)
     parser.add_argument("--no-cuda-graphs", action="store_true", help="launch GPU steps kernel by kernel")
     given = parser.parse_args(arguments)
-    with exit_codes():
+    with exit_on_error():
         options = Options(
             given.device, given.checkpoint_seconds, not given.no_cuda_graphs, progress=print_row
         )

@@ -1,4 +1,4 @@
-"""statetrack train: one model on one task, every field of the spec a flag."""
+"""statetrack train: one model on one task; every field of the spec is a flag."""
 
 import json
 from collections.abc import Sequence
@@ -20,8 +20,8 @@ class TrainOptions:
 
     out: Path | None = None  # results folder; results/<run_id> when None
     device: str = "auto"  # auto, cpu or cuda
-    checkpoint_seconds: float = 20.0  # a checkpoint at least this often
-    cuda_graphs: bool = True  # on a GPU, launch each step at once instead of kernel by kernel
+    checkpoint_seconds: float = 20.0  # maximum time between checkpoints
+    cuda_graphs: bool = True  # on a GPU, launch each step as one CUDA graph
     check_values: bool = False  # check beta, keys and NaN in every step (slower)
     print_spec: bool = False  # print the spec as JSON and stop
 
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def read_arguments(arguments: Sequence[str]) -> tuple[TrainOptions, RunSpec]:
-    """--task (with its --alphabet) and --mixer decide which other flags there are, so they are read first."""
+    """The options and the spec. --task, --alphabet and --mixer are read first: other flags depend on them."""
     task_name, rest = take(arguments, "--task", "parity-dense")
     mixer_name, rest = take(rest, "--mixer", "deltanet")
     alphabet, rest = take(rest, "--alphabet", None)
@@ -63,7 +63,7 @@ def read_arguments(arguments: Sequence[str]) -> tuple[TrainOptions, RunSpec]:
     return given.options, spec
 
 
-# The backbone's fields without the mixer, which is chosen by name. Made from ModelConfig: they cannot drift.
+# The fields of ModelConfig without the mixer, which is chosen by name.
 _Backbone = make_dataclass(
     "_Backbone",
     [(f.name, f.type) for f in ModelConfig.__dataclass_fields__.values() if f.name != "mixer"],

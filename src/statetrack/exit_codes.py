@@ -1,6 +1,6 @@
-"""How a command ends: one line and an exit code, never a traceback for what a user did.
+"""Exit codes of commands: errors become one line on stderr, without a traceback for a user's mistakes.
 
-Imports nothing heavy, so that Ctrl-C is caught while torch loads.
+Imports nothing heavy, so that Ctrl-C is handled while torch loads.
 """
 
 import contextlib
@@ -10,12 +10,12 @@ from collections.abc import Iterator
 
 from statetrack.errors import Diverged, Interrupted, UserError
 
-# what the system says of a file named where a folder is expected, or the reverse, or one that is not ours
+# a file where a folder is expected, or the reverse, or one without permission
 PATH_MISTAKES = NotADirectoryError, IsADirectoryError, FileExistsError, PermissionError
 
 
 @contextlib.contextmanager
-def exit_codes() -> Iterator[None]:
+def exit_on_error() -> Iterator[None]:
     """Errors as one line on stderr: exit code 2 for a user's mistake, 130 when stopped, 1 for failures."""
     try:
         yield
@@ -26,7 +26,7 @@ def exit_codes() -> Iterator[None]:
     except Diverged as error:
         _leave(1, f"error: {error}")
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has gone: say no more
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader closed the pipe
         raise SystemExit(1) from None
     except PATH_MISTAKES as error:
         _leave(2, f"error: {error}. Choose another path.")
