@@ -55,6 +55,15 @@ def test_every_public_name_has_an_entry(site, module):
         assert f'id="{name}"' in page or f"{module}.{name}" in BUILDER.MODULES, f"{module}.{name}"
 
 
+def test_comments_on_fields_are_shown(site):
+    """As text of their own, not only in the source that a page can unfold."""
+    for module, comment in (
+        ("spec", "largest gradient norm"),
+        ("tasks", "(B, T), integers below"),
+    ):
+        assert f'<div class="docstring"><p>{comment}' in (site / f"statetrack/{module}.html").read_text()
+
+
 def test_links_and_anchors_of_the_pages_lead_somewhere(site):
     for path in site.rglob("*.html"):
         if "results" in path.parts:  # reports are copied as they are

@@ -8,11 +8,16 @@ The API reference covers the modules in `MODULES`, of each the names in its `__a
 
 import argparse
 import importlib
+import inspect
 import re
 import shutil
 import sys
 import warnings
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pdoc import doc
 
 ROOT = Path(__file__).resolve().parent.parent
 TEMPLATES = Path(__file__).with_name("docs_templates")
@@ -54,11 +59,26 @@ def build_api(output: Path, pages: list[str]) -> None:
         for public in module.__all__:
             getattr(module, public)  # names that load on first access, which pdoc would take for modules
         modules[name] = doc.Module(module)
+        for described in modules[name].classes:
+            describe_fields(described)
     for name, module in modules.items():
         path = output / f"{name.replace('.', '/')}.html"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(render.html_module(module, modules))
     (output / "search.js").write_text(render.search_index(modules))
+
+
+def describe_fields(described: "doc.Class") -> None:
+    """Give the fields of a class the comments at the ends of their lines as docstrings."""
+    for cls in described.obj.__mro__:
+        if not cls.__module__.startswith("statetrack."):
+            continue
+        for field, comment in re.findall(r"^    (\w+): .*?  # (.+)$", inspect.getsource(cls), flags=re.M):
+            member = described.members.get(field)
+            if member is not None and (
+                not member.docstring or member.docstring.startswith("Alias for field")
+            ):
+                member.docstring = comment
 
 
 def build_pages(output: Path, pages: list[str]) -> None:
