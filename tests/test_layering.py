@@ -111,6 +111,7 @@ def test_imports_point_one_way(package):
     for found in OWN:
         if part(found.importer) == package:
             for imported in parts_imported(found) - {package}:
+                assert imported in LEVEL, f"{imported}, imported by {found.importer}, is not in LEVELS"
                 assert LEVEL[imported] < LEVEL[package], f"{found.importer} imports {imported}"
                 assert imported not in FORBIDDEN.get(package, ()), f"{found.importer} imports {imported}"
 
