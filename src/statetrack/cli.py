@@ -5,7 +5,7 @@ import os
 import sys
 
 from statetrack.errors import unknown_name
-from statetrack.exit_codes import exit_on_error
+from statetrack.exit_codes import exit_codes
 
 COMMANDS = {
     "demo": (
@@ -30,7 +30,7 @@ COMMANDS = {
 def main(arguments: list[str] | None = None) -> None:
     """Run one command; a user's mistake ends with one line on stderr and exit code 2."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    with exit_on_error():
+    with exit_codes():
         if not arguments or arguments[0] in ("-h", "--help", "help"):
             print(_help())
             return

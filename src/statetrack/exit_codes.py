@@ -15,7 +15,7 @@ PATH_MISTAKES = NotADirectoryError, IsADirectoryError, FileExistsError, Permissi
 
 
 @contextlib.contextmanager
-def exit_on_error() -> Iterator[None]:
+def exit_codes() -> Iterator[None]:
     """Errors as one line on stderr: exit code 2 for a user's mistake, 130 when stopped, 1 for failures."""
     try:
         yield

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from statetrack.errors import UserError
-from statetrack.exit_codes import exit_on_error
+from statetrack.exit_codes import exit_codes
 from statetrack.files import PARTIAL, write_json
 from statetrack.layers import Model
 from statetrack.spec import RunSpec
@@ -52,9 +52,9 @@ def run(spec: RunSpec, folder: Path | None = None, options: Options | None = Non
 
 
 def running(spec: RunSpec, folder: Path | None, options: Options, stop: threading.Event) -> Running:
-    """`run` as a generator: yields after each training step, returns the content of done.json."""
+    """`run` in steps: yields after each of them, returns the content of done.json."""
     spec = spec.resolved()
-    resolve_device(options.device)  # an invalid device must not leave a folder behind
+    resolve_device(options.device)  # a wrong one leaves no folder
     folder = Path(folder) if folder is not None else RESULTS / spec.id
     with claim(folder):
         _check_spec(folder, spec)
@@ -62,7 +62,7 @@ def running(spec: RunSpec, folder: Path | None, options: Options, stop: threadin
         if done is not None:
             options.say(f"{folder} is finished already.")
             return done
-        for leftover in folder.glob(f".*{PARTIAL}"):  # left by a process killed while writing
+        for leftover in folder.glob(f".*{PARTIAL}"):  # of a process killed while it wrote
             leftover.unlink(missing_ok=True)
         write_json(folder / "spec.json", spec.to_dict())
         started, before = time.monotonic(), _seconds_so_far(folder)
@@ -70,7 +70,7 @@ def running(spec: RunSpec, folder: Path | None, options: Options, stop: threadin
             metrics = yield from train(spec, folder, options, stop)
         finally:
             seconds = before + time.monotonic() - started
-            with contextlib.suppress(OSError):  # a full disk must not hide the original error
+            with contextlib.suppress(OSError):  # a full disk must not hide what went wrong
                 write_json(folder / "timing.json", {"seconds": seconds})
         done = {
             "id": spec.id,
@@ -107,7 +107,7 @@ def load_run(folder: str | Path) -> tuple[RunSpec, Model]:
 
 
 def read_done(folder: Path) -> dict[str, Any] | None:
-    """The result of a finished run; None if there is none, or the file is not valid."""
+    """The result of a finished run, or None; a file that is anything else counts as none."""
     try:
         done = json.loads((folder / "done.json").read_text())
     except (FileNotFoundError, ValueError):
@@ -118,7 +118,7 @@ def read_done(folder: Path) -> dict[str, Any] | None:
 
 
 def machine(device: str) -> dict[str, str]:
-    """The device, processor and versions the run used."""
+    """What the run was carried out on."""
     on_gpu = device != "cpu" and torch.cuda.is_available()
     return {
         "device": torch.cuda.get_device_name() if on_gpu else f"CPU, {torch.get_num_threads()} threads",
@@ -192,7 +192,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--checkpoint-seconds", type=float, default=Options.checkpoint_seconds)
     parser.add_argument("--no-cuda-graphs", action="store_true", help="launch GPU steps kernel by kernel")
     given = parser.parse_args(arguments)
-    with exit_on_error():
+    with exit_codes():
         options = Options(
             given.device, given.checkpoint_seconds, not given.no_cuda_graphs, progress=print_row
         )
