@@ -1,20 +1,21 @@
 # make        set up once, then run the demo
 # make test   lint, types and all tests
+# make docs   the API reference and these pages as HTML, in build/docs
 # make bench  the recurrences against other libraries
 
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo setup test lint types bench clean
+.PHONY: demo setup test lint types docs bench clean
 
 demo: setup
 	$(BIN)/statetrack demo
 
 setup: $(READY)
 
-# Everything goes through constraints.txt: a free resolve of torch downloads gigabytes. torch comes first, so
-# that no other package's requirement is resolved before its pin is in place.
+# Everything is installed with constraints.txt: without it pip installs the CUDA build of torch (several GB). torch
+# comes first, so that its pin is in place before the requirements of other packages are resolved.
 $(READY): pyproject.toml constraints.txt setup.py $(wildcard src/statetrack/ops/native/*.[ch]*)
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt setuptools torch
@@ -25,11 +26,14 @@ test: lint types
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -q
 
 lint: setup
-	$(BIN)/ruff check src tests
-	$(BIN)/ruff format --check --quiet src tests
+	$(BIN)/ruff check src tests examples tools
+	$(BIN)/ruff format --check --quiet src tests examples tools
 
 types: setup
 	$(BIN)/basedpyright --level error
+
+docs: setup
+	$(BIN)/python tools/build_docs.py build/docs
 
 bench: setup
 	$(BIN)/statetrack bench

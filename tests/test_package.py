@@ -1,4 +1,4 @@
-"""The package as a whole: what importing it costs, and that its README is true."""
+"""The package as a whole: what importing it costs, its metadata, and the links in its documents."""
 
 import itertools
 import re
@@ -29,13 +29,6 @@ def test_a_missing_extra_is_named():
     assert "pip install 'statetrack[cli]'" in result.stderr
 
 
-def test_the_python_lines_of_the_readme_run():
-    readme = (ROOT / "README.md").read_text()
-    (code,) = re.findall(r"```python\n(.*?)```", readme, flags=re.S)
-    assert len(code.strip().splitlines()) <= 8
-    run_python(code)
-
-
 def test_links_in_the_documents_lead_somewhere():
     for document in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")):
         for target in re.findall(r"\]\(([^)#]+)[^)]*\)", document.read_text()):
@@ -51,3 +44,24 @@ def test_every_direct_dependency_is_pinned():
     names = {re.split(r"[\[><=;! ]", name)[0] for name in wanted} - {"statetrack"}
     pinned = set(re.findall(r"^([\w-]+)==", (ROOT / "constraints.txt").read_text(), flags=re.M))
     assert names <= pinned
+
+
+def test_the_version_has_one_source():
+    """`statetrack.__version__`; pyproject.toml reads it, and CITATION.cff repeats it."""
+    import tomllib
+
+    import statetrack
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert project["project"]["dynamic"] == ["version"]
+    assert project["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "statetrack.__version__"}
+    (cited,) = re.findall(r"^version: (\S+)$", (ROOT / "CITATION.cff").read_text(), flags=re.M)
+    assert cited == statetrack.__version__
+
+
+def test_type_hints_are_published():
+    import tomllib
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert (ROOT / "src/statetrack/py.typed").exists()
+    assert "py.typed" in project["tool"]["setuptools"]["package-data"]["statetrack"]

@@ -1,6 +1,10 @@
-"""statetrack: linear recurrent networks that can track state.
+"""Linear recurrent networks that can track state.
 
-Names are imported when they are first asked for; they bring torch and numpy, nothing more.
+    model = build("deltanet", vocab_size=121, eigenvalues="[-1,1]")     a model by the name of its mixer
+    batch = task("s5-swaps").sample(4, (32, 32), generator)             sequences with labels
+    o, state = delta_rule(q, k, v, beta, output_final_state=True)       a recurrence
+
+Names are imported on first access; they need torch and numpy only.
 """
 
 from importlib import import_module

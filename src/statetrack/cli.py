@@ -1,11 +1,11 @@
-"""The command line: `statetrack COMMAND ...`. A command's module is imported when asked for."""
+"""The command line: `statetrack COMMAND ...`. The module of a command is imported when it is called."""
 
 import importlib
 import os
 import sys
 
 from statetrack.errors import unknown_name
-from statetrack.exits import exit_codes
+from statetrack.exit_codes import exit_codes
 
 COMMANDS = {
     "demo": (
@@ -28,7 +28,7 @@ COMMANDS = {
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run one command; users' mistakes end with one line and exit code 2."""
+    """Run one command; a user's mistake ends with one line on stderr and exit code 2."""
     arguments = sys.argv[1:] if arguments is None else arguments
     with exit_codes():
         if not arguments or arguments[0] in ("-h", "--help", "help"):
@@ -41,9 +41,9 @@ def main(arguments: list[str] | None = None) -> None:
             return
         if arguments[0] not in COMMANDS:
             raise unknown_name("command", arguments[0], COMMANDS)
-        if arguments[0] != "bench":  # which measures things as they are
-            # Threads that wait for each other keep their cores for milliseconds, and two runs on the same
-            # ones take four times as long: let them sleep after microseconds. Read when torch is loaded.
+        if arguments[0] != "bench":  # benchmarks measure the default settings
+            # OpenMP threads spin for milliseconds at a barrier, which makes two runs on the same cores four
+            # times slower. A lower spin count lets them sleep sooner; it is read when torch is loaded.
             os.environ.setdefault("GOMP_SPINCOUNT", "1000")
         importlib.import_module(COMMANDS[arguments[0]][0]).main(arguments[1:])
 

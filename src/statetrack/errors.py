@@ -1,4 +1,4 @@
-"""Mistakes a user can make, told in one place: what came, what was expected, what to do next."""
+"""Errors: the exceptions of the library, and messages that several modules share."""
 
 import difflib
 import importlib
@@ -15,7 +15,7 @@ class Interrupted(Exception):
 
 
 class Diverged(Exception):
-    """The loss is no longer a number."""
+    """The loss of a run became infinite or NaN."""
 
 
 def unknown_name(what: str, name: object, known: Iterable[str], advice: str = "") -> UserError:
@@ -32,7 +32,7 @@ def require(module: str, *, extra: str, for_: str) -> ModuleType:
         return importlib.import_module(module)
     except ImportError as error:
         if error.name is not None and error.name.split(".")[0] != module.split(".")[0]:
-            raise  # the module is there but broken: hiding that would mislead
+            raise  # the module is installed but fails to import: show that error
         raise UserError(
             f"statetrack[{extra}] is not installed, and {for_} needs it: pip install 'statetrack[{extra}]'"
         ) from error

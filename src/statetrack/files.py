@@ -1,7 +1,7 @@
-"""Files that are whole or absent: atomic writes, JSON, and tensors in the safetensors format.
+"""Atomic file writes, JSON, and tensors in the safetensors format.
 
-The format is read and written here, in thirty lines, so that a run needs torch and numpy only; tests hold
-it against the safetensors package. Nothing is unpickled, so a file from a stranger is data and no more.
+The format is implemented here so that a run needs torch and numpy only; tests compare it with the safetensors
+package. Nothing is unpickled, so files from untrusted sources cannot run code.
 """
 
 import json
@@ -29,8 +29,8 @@ _DTYPES = {
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
-PARTIAL = ".partial"  # ends the name of a file that is being written
-CHECKSUM = "statetrack.crc32"  # in a file's metadata
+PARTIAL = ".partial"  # suffix of a file that is being written
+CHECKSUM = "statetrack.crc32"  # key in the metadata of a file
 
 
 class DamagedFile(Exception):
@@ -38,7 +38,7 @@ class DamagedFile(Exception):
 
 
 def write_atomically(path: Path, chunks: Iterable[bytes]) -> None:
-    """Write beside `path`, flush to disk, rename: a reader sees the old file or the new one, never a part."""
+    """Write to a temporary file, flush, rename: readers see the old file or the new one, never a part."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=PARTIAL)
@@ -64,7 +64,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def save_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
-    """Write tensors by name as a safetensors file; a checksum of all of it goes into the metadata."""
+    """Write named tensors as a safetensors file, with a checksum of the contents in its metadata."""
     header: dict[str, Any] = {}
     data, offset = [], 0
     for name, tensor in tensors.items():
@@ -84,7 +84,7 @@ def save_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str
 
 
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Read what `save_tensors` wrote, or any safetensors file; raise DamagedFile when it is not whole."""
+    """Read a safetensors file; raise DamagedFile if it is truncated or its checksum does not match."""
     raw = Path(path).read_bytes()
     try:
         size = int.from_bytes(raw[:8], "little")
@@ -102,7 +102,7 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def _checksum(header: dict[str, Any], data: Iterable[bytes | memoryview]) -> str:
-    """Of a file's header, which has none yet, and of its data."""
+    """The CRC-32 of a header without checksum and of the data, in hexadecimal."""
     total = zlib.crc32(json.dumps(header).encode())
     for part in data:
         total = zlib.crc32(part, total)

@@ -1,16 +1,16 @@
 """How long a trained group tracker stays right: measured, and predicted from shorter sequences.
 
-A tracker must map every history with the same product to nearly the same hidden state. Errors of the
-learned transitions add up, so that the hidden states of one group element spread as sequences grow, while
-those of different elements stay a fixed distance apart. Let c_y be the mean hidden state of element y
-within the training length. For a hidden state h of element y the closeness to the nearest wrong element is
+A tracker must map every input with the same product to nearly the same hidden state. Errors of the learned
+transitions accumulate, so the hidden states of one group element spread as sequences grow, while the means
+of different elements stay a fixed distance apart. Let c_y be the mean hidden state of element y within the
+training length. For a hidden state h of element y the closeness to the nearest wrong element is
 
     u(h) = max_z <h - c_y, c_z - c_y> / ||c_z - c_y||^2,
 
-0 at its own centre and 1/2 on the border to z. The tracker is wrong about one sequence in ten once the 90 %
-quantile of u reaches 1/2. Below the break that quantile is a floor, how precisely the state is written at
-all, plus a power of the length, how errors add up. Fitted to at most four training lengths, it gives the
-prediction.
+0 at its own centre and 1/2 on the decision boundary to z. The tracker is wrong on one sequence in ten once
+the 90 % quantile of u reaches 1/2. At shorter lengths that quantile is modelled as a constant (the precision
+of the state) plus a power of the length (the accumulation of errors). The fit to lengths of at most four
+times the training length gives the prediction.
 """
 
 import math
@@ -27,7 +27,7 @@ from statetrack.spec import RunSpec
 from statetrack.tasks import WordProblem
 
 BREAK = 0.9  # accuracy at a position below which the tracker counts as broken
-BORDER = 0.5  # the closeness at which the nearest centre is a wrong one
+BORDER = 0.5  # the closeness on the decision boundary
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Diagnosis:
     spread: list[float]  # root mean square distance from the own centre
     accuracy: list[float]
     fitted_to: int  # positions up to this one were used for the prediction
-    growth: Growth | None  # None when the training length itself is not mastered
+    growth: Growth | None  # None if accuracy is too low within the training length
     predicted: float  # infinity for "never"
     measured: int | None  # None for "not within the longest position"
 
@@ -84,7 +84,7 @@ def diagnose(model: Model, spec: RunSpec, longest: int, sequences: int = 256, se
 
 @torch.no_grad()
 def hidden_states(model: Model, inputs: Tensor, targets: Tensor, piece: int = 128) -> tuple[Tensor, Tensor]:
-    """What the head reads, (B, T, d_model), and whether its answer is right, (B, T); fed in pieces."""
+    """The inputs of the head (B, T, d_model), and whether its answers are right (B, T); run in segments."""
     seen: list[Tensor] = []
     hook = model.head.register_forward_pre_hook(lambda module, args: seen.append(args[0].float()))
     model.eval()
@@ -107,7 +107,7 @@ def diagnose_states(hidden: Tensor, labels: Tensor, right: Tensor, train_length:
     positions = _positions(train_length, hidden.shape[1])
     closeness, spread, accuracy = [], [], []
     for t in positions:
-        # a few neighbouring positions together, for steadier quantiles
+        # pooled over neighbouring positions, for less noisy quantiles
         window = slice(max(0, t - 4), t)
         h, y = hidden[:, window].flatten(0, 1), seen[labels[:, window].flatten()]
         h, y = h[y >= 0], y[y >= 0]
@@ -154,7 +154,7 @@ def _closeness(h: Tensor, y: Tensor, centres: Tensor) -> Tensor:
 
 
 def _positions(train_length: int, longest: int) -> list[int]:
-    """About eight per doubling, from half the training length on."""
+    """About eight per doubling, starting at half the training length."""
     first = max(4, train_length // 2)
     steps = int(8 * math.log2(longest / first)) + 1
     return sorted({min(longest, round(first * 2 ** (i / 8))) for i in range(steps + 1)})
@@ -163,7 +163,7 @@ def _positions(train_length: int, longest: int) -> list[int]:
 def _fit(
     positions: Sequence[int], closeness: Sequence[float], accuracy: Sequence[float], train_length: int
 ) -> tuple[int, Growth | None]:
-    """`growth` of the positions up to 4 training lengths, as far as the tracker is right there."""
+    """`fit_growth` on positions up to 4 training lengths where the tracker is still accurate."""
     usable = []
     for t, q, a in zip(positions, closeness, accuracy, strict=True):
         if t > 4 * train_length or a < BREAK:
@@ -177,7 +177,7 @@ def _fit(
 def fit_growth(t: np.ndarray, q: np.ndarray) -> Growth:
     """The floor, scale and exponent with the smallest relative errors; neither floor nor scale is negative.
 
-    Without growth (scale 0) where growth explains less than half of what a constant leaves over: noise.
+    The scale is 0 unless growth at least halves the squared error of a constant; less counts as noise.
     """
     constant = float((1 / q).sum() / (1 / q**2).sum())
     best, error = Growth(constant, 0.0, 1.0), float(((constant / q - 1) ** 2).sum()) / 2

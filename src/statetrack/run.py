@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from statetrack.errors import UserError
-from statetrack.exits import exit_codes
+from statetrack.exit_codes import exit_codes
 from statetrack.files import PARTIAL, write_json
 from statetrack.layers import Model
 from statetrack.plugins import use_plugins
@@ -33,13 +33,19 @@ from statetrack.training.loop import Running, check_options, resolve_device, sto
 from statetrack.training.ranks import PARALLEL, Ranks, is_first_process, start_processes, under_torchrun
 from statetrack.training.store import checkpoints
 
+__all__ = ["load_run", "run"]
+
 RESULTS = Path("results")
 
 
 def run(spec: RunSpec, folder: Path | None = None, options: Options | None = None) -> dict[str, Any]:
-    """Carry out a run, or pick up its finished result; returns the content of done.json.
+    """Carry out a run, or read its finished result; returns the content of done.json.
 
-    The folder is results/<run_id> unless given. A folder that holds another spec is refused.
+        done = run(RunSpec(task("parity-dense"), model_config("deltanet")))
+        done["metrics"]["accuracy"]     by length
+
+    The folder is results/<run_id> unless given. A run that was interrupted continues from its last
+    checkpoint. A folder that holds another spec is refused.
     """
     with stop_signals() as stop:
         steps = running(spec, folder, options or Options(), stop)
@@ -101,7 +107,13 @@ def _finish(folder: Path, done: dict[str, Any]) -> dict[str, Any]:
 
 
 def load_run(folder: str | Path) -> tuple[RunSpec, Model]:
-    """The spec and the trained model of a finished run."""
+    """The spec and the trained model of the finished run in `folder`.
+
+        spec, model = load_run("results/3f9c0d5a7b21")
+        logits, state = model(inputs)
+
+    The model is on the CPU. An unfinished run is a `UserError`.
+    """
     from statetrack.files import DamagedFile, load_tensors
 
     folder = Path(folder)
@@ -144,7 +156,7 @@ def machine(options: Options) -> dict[str, str]:
 
 
 def processor() -> str:
-    """The processor's name, as far as the system tells."""
+    """The name of the processor, if the system reports it."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
@@ -154,7 +166,7 @@ def processor() -> str:
 
 @contextlib.contextmanager
 def claim(folder: Path) -> Iterator[None]:
-    """Hold the folder for this process; the operating system lets go of it however the process ends."""
+    """Lock the folder for this process; the operating system releases the lock when the process ends."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -19,10 +19,15 @@ from statetrack.errors import UserError
 from statetrack.layers import PRESETS, Model, ModelConfig
 from statetrack.tasks import Task, task
 
+__all__ = ["EvaluationConfig", "RunSpec", "TrainingConfig"]
+
 
 @dataclass(frozen=True)
 class TrainingConfig:
-    """AdamW with warm-up, a schedule and clipping. Defaults suit a laptop; experiments set the paper's."""
+    """AdamW with warm-up, a learning-rate schedule and gradient clipping.
+
+    The defaults suit small models on a CPU; the experiments set the values of the paper.
+    """
 
     steps: int = 1000
     batch: int = 64
@@ -43,7 +48,10 @@ class TrainingConfig:
 
 @dataclass(frozen=True)
 class EvaluationConfig:
-    """Accuracy at many lengths, on sequences fixed by `eval_seed`: the same for every training seed."""
+    """Accuracy at many lengths, on sequences fixed by `eval_seed`: the same for every training seed.
+
+    "dense" tasks report accuracy at each of `eval_lengths`; for "last" tasks they are the edges of bins.
+    """
 
     eval_lengths: tuple[int, ...] | None = None  # the task's own when None
     eval_samples: int = 1024
@@ -54,7 +62,11 @@ class EvaluationConfig:
 
 @dataclass(frozen=True)
 class RunSpec:
-    """One run. Equal specs are the same run."""
+    """One run: task, model, training, evaluation and seed. Equal specs are the same run and share an `id`.
+
+    spec = RunSpec(task("parity"), model_config("mamba", layers=2), TrainingConfig(steps=500), seed=1)
+    RunSpec.from_dict(spec.to_dict()) == spec.resolved()
+    """
 
     task: Task = field(default_factory=lambda: task("parity-dense"))
     model: ModelConfig = field(default_factory=lambda: PRESETS["deltanet"])
@@ -76,13 +88,16 @@ class RunSpec:
 
     @property
     def id(self) -> str:
+        """Twelve hexadecimal digits that name the run and its results folder."""
         return run_id(self.resolved())
 
     def to_dict(self) -> dict:
+        """Plain data for JSON, with the task's defaults written out; `from_dict` reads it."""
         return to_dict(self.resolved())
 
     @classmethod
     def from_dict(cls, data: dict) -> "RunSpec":
+        """The spec in plain data, every field checked."""
         spec = from_dict(data)
         if not isinstance(spec, cls):
             raise UserError(f"spec is a {type(spec).__name__}, expected a RunSpec.")

@@ -1,4 +1,4 @@
-"""The eigenvalues a trained model uses: those of its transitions A(x_t) over inputs of its own task."""
+"""The eigenvalues of a trained model's transitions A(x_t), over inputs of its own task."""
 
 from dataclasses import dataclass
 
@@ -31,12 +31,12 @@ class Spectrum:
         return self.eigenvalues.real if self.eigenvalues.is_complex() else self.eigenvalues
 
     def shares(self) -> dict[str, float]:
-        """What share of the eigenvalues lies in each range."""
+        """The fraction of the eigenvalues in each range."""
         real = self.real
         return {name: ((real >= low) & (real < high)).float().mean().item() for name, low, high in RANGES}
 
     def share_complex(self) -> float:
-        """The share with a noticeable imaginary part: rotations."""
+        """The fraction with an imaginary part above 0.05: rotations."""
         if not self.eigenvalues.is_complex():
             return 0.0
         return (self.eigenvalues.imag.abs() > 0.05).float().mean().item()

@@ -2,11 +2,11 @@
 
 dfa = DFA.from_regex("(ab|ba)*", "ab")
 analyse(dfa)                      sizes, groups, Householder factors per letter
-compile_dfa(dfa).states("abba")   the automaton's states, out of a linear recurrence
+compile_dfa(dfa).states("abba")   the automaton's states, computed by a linear recurrence
 compile_dfa(dfa).to_module()      the same as an nn.Module on the library's delta rule
 print(explain(dfa).text())        which model classes can track it, theorem by theorem
 factor(M)                         a matrix as generalised Householder factors
-obstruct.parity(A)                why A cannot, shown in finite precision
+obstruct.parity(A)                whether Theorem 1 excludes parity for A, with finite-precision states
 """
 
 from statetrack.automata import obstruct

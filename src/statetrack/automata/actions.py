@@ -7,16 +7,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-# A reset keeps this much of the old state, so that dec can still read which state was left. With 1/4 the
-# stray mass stays below 1/3 however many resets follow each other, and the scaling is exact in binary.
+# A reset keeps this fraction of the old state, so that dec can still read the previous state. With 1/4 all
+# other coordinates stay below 1/3 after any number of resets, and the scaling is exact in binary.
 EPS = 0.25
 
 
 class Factor(NamedTuple):
     """One step of the delta rule, h -> (I - beta k k^T) h + beta k value.
 
-    The swap of coordinates i and j is stored as k = e_i - e_j with beta = 1: whole numbers, so that it is
-    exact in every floating-point format. Its unit-norm form has beta = 2 (see `unit`).
+    The swap of coordinates i and j is stored as k = e_i - e_j with beta = 1: integers, which every
+    floating-point format represents exactly. Its unit-norm form has beta = 2 (see `unit`).
     """
 
     beta: float
@@ -68,13 +68,13 @@ class Permutation:
         return h[self._gather]
 
     def factors(self) -> list[Factor]:
-        """Swaps whose product, left to right, is A: one per moved point less one per cycle."""
+        """Swaps whose product, left to right, is A: n minus the number of cycles of them."""
         return [Factor(1.0, w) for w in swaps(self.permutation)]
 
 
 @dataclass(frozen=True)
 class Reset:
-    """Whatever the state was, it becomes `target`: A = eps I, B = e_target."""
+    """The state becomes `target` whatever it was: A = eps I, B = e_target."""
 
     size: int
     target: int
@@ -126,10 +126,10 @@ Action = Permutation | Reset
 
 
 def swaps(permutation: tuple[int, ...]) -> list[np.ndarray]:
-    """Vectors w = e_i - e_j with P = product of (I - w w^T), left to right; as few as there can be.
+    """Vectors w = e_i - e_j with P = product of (I - w w^T), left to right; the fewest possible.
 
-    A cycle c_0 -> c_1 -> ... -> c_0 is (c_0 c_1)(c_1 c_2)...: its length less one, so n - cycles in all,
-    which is the rank of P - I and therefore the least number of reflections.
+    A cycle c_0 -> c_1 -> ... -> c_0 is (c_0 c_1)(c_1 c_2)..., one swap less than its length. That makes
+    n - cycles in all, which is the rank of P - I and therefore the minimum number of reflections.
     """
     vectors, seen = [], set()
     for first in range(len(permutation)):

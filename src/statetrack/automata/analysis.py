@@ -1,4 +1,4 @@
-"""What kind of automaton it is: sizes, groups, and the Householder factors its letters need."""
+"""Properties of an automaton: sizes, groups, and the Householder factors its letters need."""
 
 from dataclasses import asdict, dataclass, field
 
@@ -7,18 +7,18 @@ from statetrack.automata.faithful import faithful_degree
 from statetrack.automata.groups import GroupFacts, cycle_lengths, group_facts_within, perm_order
 from statetrack.automata.monoid import IMAGE_CAP, MONOID_CAP, ImageSets, monoid_size
 
-GROUP_WORK = 1_000_000  # generators times points looked at over all groups
-LARGE_DEGREE = 60  # groups on more points are left to recognition as S_n or A_n, and to small orders
+GROUP_WORK = 1_000_000  # limit on generators times points, summed over all groups
+LARGE_DEGREE = 60  # on more points, only S_n, A_n and groups of small order are recognised
 
 
 @dataclass(frozen=True)
 class Analysis:
-    """Facts about the minimal automaton of the language. None means: not found within the limits.
+    """Properties of the minimal automaton of a language. None means: not determined within the limits.
 
-    `is_aperiodic`, `is_solvable` and `is_2group` speak of all groups inside the transition monoid, and
-    `group_orders` lists the orders above 1 of the permutator groups they are read from (see `monoid.py`).
-    `householders` gives per letter the factors its matrix on the states needs: |Q| - cycles for a
-    permutation, |Q| for a letter that merges states. `left_out` names the parts a limit cut short.
+    `is_aperiodic`, `is_solvable` and `is_2group` describe all groups inside the transition monoid, and
+    `group_orders` lists the orders above 1 of the permutator groups they are derived from (see `monoid.py`).
+    `householders` gives for each letter the number of factors of its matrix on the states: |Q| - cycles for
+    a permutation, |Q| for a letter that merges states. `left_out` lists what a limit left undetermined.
     """
 
     states: int
@@ -41,7 +41,12 @@ class Analysis:
 
 
 def analyse(dfa: DFA, *, monoid_cap: int = MONOID_CAP, image_cap: int = IMAGE_CAP) -> Analysis:
-    """Sizes, groups and Householder counts of a language, from image sets instead of the monoid."""
+    """Sizes, groups and Householder counts of the language of `dfa`.
+
+        analyse(DFA.from_regex("(b*ab*a)*b*", "ab")).is_aperiodic      False: parity is not star-free
+
+    The groups are found from image sets Q.w, without enumerating the transition monoid (docs/theory.md).
+    """
     minimal = dfa.minimal()
     images = image_sets(minimal, image_cap)
     left_out: list[str] = []
@@ -72,7 +77,7 @@ def analyse(dfa: DFA, *, monoid_cap: int = MONOID_CAP, image_cap: int = IMAGE_CA
 
 
 def image_sets(minimal: DFA, cap: int = IMAGE_CAP) -> ImageSets:
-    """The image sets within a budget that shrinks as sets grow."""
+    """The image sets, as many as a limit allows that is lower for larger automata."""
     return ImageSets(minimal, min(cap, 2 + 600_000 // minimal.n_states))
 
 
@@ -84,7 +89,7 @@ def letter_householders(dfa: DFA, letter: str) -> int:
 
 
 def _all_groups(images: ImageSets, left_out: list[str]) -> tuple[list[GroupFacts], int, bool]:
-    """Facts about the non-trivial permutator groups, how many there are, whether an odd order showed."""
+    """Facts about the non-trivial permutator groups, their number, and whether an odd order was found."""
     facts: list[GroupFacts] = []
     known: dict[frozenset, GroupFacts] = {}
     nontrivial = skipped = work = 0

@@ -1,9 +1,9 @@
 """Cascades of permutation-reset automata: what Theorem 4 stacks as layers.
 
-A cascade has levels. A level's state is a small number c; what it stands for depends on the context the
-levels above it have narrowed the automaton's state down to. For a letter a, with X the context before it
-and Y the context after it (both all states at the top), every level acts as a permutation of c or a reset
-to a constant, chosen from (a, X, Y) alone, and then refines both contexts:
+A cascade has levels. A level's state is a small integer c; its meaning depends on the context, the set of
+states that the levels above have narrowed the automaton's state down to. For a letter a, let X be the context
+before it and Y the context after it; at the top both are the set of all states. Every level permutes c or
+resets it to a constant, as a function of (a, X, Y) alone, and then refines both contexts:
 
     c' = action(level, a, X, Y)[c]        X <- refine(level, X, c)        Y <- refine(level, Y, c')
 
@@ -18,7 +18,7 @@ from statetrack.automata.dfa import DFA
 
 
 class Cascade(Protocol):
-    """What the compiler needs to know of a cascade."""
+    """The interface between a cascade and the compiler."""
 
     sizes: list[int]
     start: list[int]
@@ -40,7 +40,7 @@ class Cascade(Protocol):
 
 
 def run_cascade(cascade: Cascade, word: list[int]) -> list[int]:
-    """The automaton's states along a word, from the cascade alone (the slow, direct definition)."""
+    """The automaton's states along a word, computed from the cascade alone (the slow definition)."""
     config, states = list(cascade.start), []
     for letter in [None, *word]:
         before = after = cascade.top
@@ -58,8 +58,8 @@ def run_cascade(cascade: Cascade, word: list[int]) -> list[int]:
 class ExcludedState:
     """|Q| - 1 levels of sizes |Q|, ..., 2: level i names one more state that is not the current one.
 
-    A context is a set of n - i states, sorted. A letter that is injective on X relabels it; any other
-    leaves a state y of Y outside X.a, which is excluded no matter what was excluded before: a reset.
+    A context is a sorted tuple of n - i states. A letter that is injective on X relabels it; any other letter
+    leaves a state y of Y outside X.a, which is excluded whatever was excluded before: a reset.
     """
 
     dfa: DFA

@@ -30,7 +30,7 @@ AUTO_IMAGE_CAP = 20_000
 
 @dataclass(frozen=True)
 class LayerTrace:
-    """One layer on one word: its input symbols, its states H_1..H_T (T, n), and what it handed on."""
+    """One layer on one word: its input symbols, its states H_1..H_T (T, n), and its output symbols."""
 
     layer: Layer
     inputs: np.ndarray
@@ -39,11 +39,16 @@ class LayerTrace:
 
 
 class CompiledLRNN:
-    """A linear RNN that tracks every state of `dfa`, exactly and at any length.
+    """A linear RNN that tracks every state of `dfa`, exactly and at any length; made by `compile_dfa`.
 
-    The rotations of "cyclic" and "reflections" are exact in real numbers only; `horizon` measures how far
-    they hold in `dtype`. Everything else computes with values that every dtype holds. `representation` is
-    "states", or for the strategy "group" the permutations its letters stand for.
+        network = compile_dfa(DFA.from_regex("(ab|ba)*", "ab"))
+        network.states("abba")     the states along the word, equal to dfa.run("abba")
+        network.to_module()        the same network as an nn.Module, for batches and gradients
+
+    The rotations of the strategies "cyclic" and "reflections" are exact in real arithmetic only; `horizon`
+    measures how long they decode correctly in `dtype`. All other strategies use values that every dtype
+    represents exactly. `representation` is "states", or for the strategy "group" the permutation of each
+    letter.
     """
 
     def __init__(
@@ -60,7 +65,7 @@ class CompiledLRNN:
         self.original = np.array(dfa.reachable())
 
     def trace(self, word: Iterable[str]) -> list[LayerTrace]:
-        """Everything that happens on a word, layer by layer."""
+        """Inputs, states and outputs of every layer on a word."""
         symbols = self.encode(word)
         traces = []
         for layer in self.layers:
@@ -70,7 +75,7 @@ class CompiledLRNN:
         return traces
 
     def states(self, word: Iterable[str]) -> list[int]:
-        """The automaton's states along the word as the network decodes them; compare `dfa.run`."""
+        """The automaton's states along the word, decoded from the network; `dfa.run` gives the true ones."""
         word = list(word)
         traces = self.trace(word)
         numbers = traces[-1].outputs if traces else np.zeros(len(word), dtype=np.int64)
@@ -81,7 +86,7 @@ class CompiledLRNN:
         return self.states(word)[-1] in self.dfa.accepting
 
     def encode(self, word: Iterable[str]) -> np.ndarray:
-        """Letters to their places in the alphabet: the token ids of the module."""
+        """The indices of the letters in the alphabet: the token ids of the module."""
         place = {letter: i for i, letter in enumerate(self.dfa.alphabet)}
         for position, letter in enumerate(word := list(word)):
             if letter not in place:
@@ -92,7 +97,7 @@ class CompiledLRNN:
         return np.array([place[letter] for letter in word], dtype=np.int64)
 
     def horizon(self, limit: int = 10_000) -> int | None:
-        """The first step at which a decoded state is wrong on some a^k or one mixed word; None if none is."""
+        """The first step with a wrong decoded state, on words a^k and one random word; None if none is."""
         letters, rng = self.dfa.alphabet, np.random.default_rng(0)
         words = [[letter] * limit for letter in letters]
         words.append([letters[i] for i in rng.integers(len(letters), size=limit)] if letters else [])
@@ -101,7 +106,7 @@ class CompiledLRNN:
 
     @property
     def householders(self) -> int:
-        """The most factors an action met so far needs; in cascades actions turn up as words need them."""
+        """The maximum number of factors of the actions so far; cascades add actions as words need them."""
         return max((len(a.factors()) for layer in self.layers for a in layer.actions), default=0)
 
     def tables(self, **limit: int) -> list["LevelTables"]:
@@ -110,11 +115,11 @@ class CompiledLRNN:
 
         return level_tables(self, **limit)
 
-    def to_module(self, **options) -> "CompiledModule":
-        """The same network as an nn.Module on `statetrack.ops.delta_rule`; options as in `CompiledModule`."""
+    def to_module(self, *, backend: str = "auto", keys: str = "exact") -> "CompiledModule":
+        """The same network as an nn.Module on `statetrack.ops.delta_rule`; see `CompiledModule`."""
         from statetrack.automata.module import CompiledModule
 
-        return CompiledModule(self, **options)
+        return CompiledModule(self, backend=backend, keys=keys)
 
     def __repr__(self) -> str:
         sizes = [layer.size for layer in self.layers]
@@ -129,19 +134,20 @@ def compile_dfa(
     minimise: bool = False,
     representation: str | Mapping[str, Sequence[int]] = "states",
 ) -> CompiledLRNN:
-    """The weights of a linear RNN that tracks `dfa`.
+    """The weights of a linear RNN that tracks `dfa`, by one of these strategies:
 
-    group         one layer of permutation matrices (Theorem 3); `representation` is "states" (one-hot on the
-                  states), "smallest" (the least points the group acts on faithfully, Theorem 3's n), or
-                  your own letter -> permutation
-    cyclic        one layer of 2 x 2 rotations, a scalar for Z_2 (Theorem 3)
-    reflections   two layers, each with one reflection per token, for Z_m (Appendix D)
-    excluded      |Q| - 1 layers, for every automaton (Theorem 4, corrected)
-    holonomy      layers that permute only by groups inside the automaton; for star-free languages every A
-                  is I or I/4
-    auto          group if it is one, holonomy if star-free, else the cascade with fewer layers
+        group         one layer of permutation matrices (Theorem 3); `representation` is "states" (one-hot on
+                      the states), "smallest" (the fewest points the group acts on faithfully, Theorem 3's
+                      n), or your own letter -> permutation
+        cyclic        one layer of 2 x 2 rotations, a scalar for Z_2 (Theorem 3)
+        reflections   two layers, each with one reflection per token, for Z_m (Appendix D)
+        excluded      |Q| - 1 layers, for every automaton (Theorem 4, corrected)
+        holonomy      layers that permute only by groups inside the automaton; for star-free languages every
+                      A is I or I/4
+        auto          group if all letters permute the states, holonomy if the language is star-free, else
+                      the cascade with fewer layers
 
-    Every state of the reachable part is tracked, also where the language would allow merging some; with
+    Every reachable state is tracked, including states that the minimal automaton would merge; with
     `minimise` the minimal automaton is compiled instead. `dtype` is a torch or numpy dtype or its name.
     """
     if strategy not in STRATEGIES:
@@ -182,7 +188,7 @@ def _choose_cascade(machine: DFA, strategy: str) -> tuple[str, Cascade]:
 
 
 class _Wiring:
-    """The symbols (letter, context before, context after) of one level, numbered as they turn up."""
+    """The symbols (letter, context before, context after) of one level, numbered in order of appearance."""
 
     def __init__(self, cascade: Cascade, level: int, below: "_Wiring | None"):
         self.cascade, self.level, self.below = cascade, level, below
@@ -223,7 +229,7 @@ class _Wiring:
 
 
 def cascade_layers(cascade: Cascade, n_letters: int) -> list[Layer]:
-    """Theorem 4, with resets that leave a trace of the state they overwrite (see docs/theory.md)."""
+    """Theorem 4, with resets from which the previous state can still be read (see docs/theory.md)."""
     layers: list[Layer] = []
     below = None
     for level in range(len(cascade.sizes) - 1, -1, -1):

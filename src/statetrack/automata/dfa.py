@@ -1,4 +1,4 @@
-"""Deterministic finite automata: tables of next states, checked on the way in."""
+"""Deterministic finite automata: tables of next states, validated on construction."""
 
 import json
 from collections import Counter
@@ -55,7 +55,7 @@ class DFA:
 
     @classmethod
     def from_group(cls, name: str) -> "DFA":
-        """A group by name, moving points from 0: S5, A5, Z7, D4, Q8, M11; see `named.py`."""
+        """The automaton of a named group acting on points: S5, A5, Z7, D4, Q8, M11; see `named.py`."""
         from statetrack.automata.named import named_group
 
         return cls.from_permutations(named_group(name))
@@ -97,7 +97,7 @@ class DFA:
         return self.run(word)[-1] in self.accepting
 
     def run_tokens(self, tokens: np.ndarray) -> np.ndarray:
-        """The states after every token, (B, T), for words given as places in the alphabet, (B, T)."""
+        """The states after every token, (B, T), for words given as indices into the alphabet, (B, T)."""
         tokens = np.asarray(tokens)
         if tokens.size and not 0 <= tokens.min() <= tokens.max() < len(self.alphabet):
             raise UserError(
@@ -125,7 +125,7 @@ class DFA:
         return self.quotient({q: i for i, q in enumerate(self.reachable())})
 
     def minimal(self) -> "DFA":
-        """The smallest automaton of the same language; two languages are equal iff these are equal."""
+        """The minimal automaton of the same language; languages are equal iff their minimal automata are."""
         trimmed = self.trimmed()
         return trimmed.quotient(_hopcroft(trimmed)).trimmed()
 
@@ -247,7 +247,7 @@ def _count_states(alphabet, transitions, start, accepting) -> int:
         if n == 0:
             raise UserError("DFA: the rows of transitions are empty; an automaton has at least one state.")
         return n
-    # Without letters nothing tells the number of states but the states that are named.
+    # Without letters, the number of states follows from the states that are named.
     return 1 + max([0, *(whole_number(q) or 0 for q in [start, *accepting])])
 
 
@@ -293,6 +293,6 @@ def _hopcroft(dfa: DFA) -> dict[int, int]:
             for q in small:
                 block_of[q] = new
             for letter in range(len(preimages)):
-                # Whether or not block i still waits, its new half must be looked at for this letter.
+                # Whether or not block i is still waiting, its new half must be processed for this letter.
                 waiting.add((new, letter))
     return block_of

@@ -1,4 +1,4 @@
-"""Automata as pictures: Graphviz source, and an SVG laid out on a circle by hand."""
+"""Drawings of automata: Graphviz source, and an SVG with the states on a circle."""
 
 import math
 from html import escape
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from statetrack.automata.dfa import DFA
 
-_NODE, _GAP = 20, 78  # radius of a state, and room along the circle for each
+_NODE, _GAP = 20, 78  # radius of a state, and arc length reserved for each
 _STYLE = (
     ".q{fill:#fff;stroke:#222;stroke-width:1.5}.acc{fill:none;stroke:#222}.edge{fill:none;stroke:#666;stroke-width:1.3}"
     ".name{font:13px sans-serif;text-anchor:middle;dominant-baseline:central}"
@@ -37,7 +37,7 @@ def dfa_to_dot(dfa: "DFA") -> str:
 
 
 def dfa_to_svg(dfa: "DFA") -> str:
-    """A drawing that stands alone: states on a circle (`id="state-0"` and so on), labelled arrows between."""
+    """A self-contained drawing: states on a circle (`id="state-0"` and so on), labelled arrows between."""
     n = dfa.n_states
     radius = 0 if n == 1 else max(90, n * _GAP / (2 * math.pi))
     side = 2 * (radius + 95)
@@ -105,7 +105,7 @@ def _arrow(a: tuple[float, float], b: tuple[float, float], bend: bool) -> tuple[
         f"M{x0 + _NODE * sx:.1f} {y0 + _NODE * sy:.1f}Q{cx:.1f} {cy:.1f} "
         f"{x1 + (_NODE + 1) * ex:.1f} {y1 + (_NODE + 1) * ey:.1f}"
     )
-    # The label sits nearer to the source, where fewer arrows cross.
+    # The label is placed nearer to the source, where fewer arrows cross.
     t = 0.42
     return path, tuple(
         (1 - t) ** 2 * p + 2 * t * (1 - t) * c + t * t * q for p, c, q in ((x0, cx, x1), (y0, cy, y1))

@@ -28,10 +28,13 @@ class ModelClass:
 
 @dataclass(frozen=True)
 class Verdict:
-    """One row of the table: can this class track the language at every length, and who says so."""
+    """One row of the table: can this class track the language at every length, and by which theorem.
+
+    `answer` is "yes", "no" or "unknown"; every "no" has a `witness` that can be checked on the automaton.
+    """
 
     model: ModelClass
-    answer: str  # "yes", "no" or "unknown"
+    answer: str
     reason: str
     source: str
     derived: bool = False  # from the theorem's argument, not from its statement
@@ -40,7 +43,10 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Everything `explain` found. `cheapest` is the first class of the table that suffices."""
+    """The result of `explain`: properties of the automaton, and a verdict for every model class.
+
+    `cheapest` is the first class of the table that suffices. `text()` formats everything for a terminal.
+    """
 
     dfa: DFA
     analysis: Analysis
@@ -59,7 +65,7 @@ class Explanation:
         }
 
     def summary(self) -> list[tuple[str, str]]:
-        """What is known about the automaton itself, named line by line."""
+        """The properties of the automaton as pairs of name and value."""
         a = self.analysis
         given = f" ({a.states} given)" if a.states != a.states_min else ""
         needed = [f"{letter}: {n}" for letter, n in a.householders.items()]
@@ -76,7 +82,7 @@ class Explanation:
         return lines + [("left out", part) for part in a.left_out]
 
     def text(self) -> str:
-        """The same for a terminal."""
+        """The verdicts and properties as text for a terminal."""
         lines = [f"{name:<19}{value}" for name, value in self.summary()]
         lines = [line for text in lines for line in _wrapped(text, 19)]
         width = max(len(v.model.name) for v in self.verdicts)
@@ -91,12 +97,18 @@ class Explanation:
 
 
 def _wrapped(text: str, indent: int) -> list[str]:
-    """The text in lines of a terminal's width, those after the first moved in."""
+    """The text wrapped to a terminal's width, lines after the first indented."""
     return textwrap.wrap(text, COLUMNS, subsequent_indent=" " * indent, drop_whitespace=True) or [text]
 
 
 def explain(dfa: DFA) -> Explanation:
-    """The table of model classes for the language of `dfa`; about its minimal automaton."""
+    """Which classes of linear RNNs can track the language of `dfa` at every length, by theorem.
+
+        print(explain(DFA.from_regex("(b*ab*a)*b*", "ab")).text())
+
+    The verdicts are about the minimal automaton. They state whether weights exist, not whether training
+    finds them.
+    """
     minimal = dfa.minimal()
     analysis = analyse(dfa)
     facts = verdicts.Facts(minimal, analysis, image_sets(minimal))
@@ -153,7 +165,7 @@ def _cascade_class(n: int) -> ModelClass:
 
 
 def cascade_sizes(minimal: DFA) -> dict[str, list[int] | None]:
-    """Level sizes of both cascades; None for holonomy when there are too many image sets."""
+    """Level sizes of both cascades; None for holonomy if there are too many image sets."""
     if minimal.n_states == 1 or not minimal.alphabet:
         return {"excluded": [], "holonomy": []}
     try:

@@ -16,16 +16,16 @@ from statetrack.automata.tables import SYMBOL_CAP, LevelTables
 from statetrack.errors import UserError
 from statetrack.files import DamagedFile, load_tensors, save_tensors, write_json
 
-NUMBERS_CAP = 4_000_000  # entries of matrices and tables that plain data may hold
+NUMBERS_CAP = 4_000_000  # limit on the entries of matrices and tables in plain data
 SUFFIXES = (".json", ".safetensors")
 
 
 def network(compiled: CompiledLRNN, *, cap: int = SYMBOL_CAP, numbers: int = NUMBERS_CAP) -> dict[str, Any]:
     """Everything needed to run the network anywhere, as lists and numbers; see `docs/automata.md`.
 
-    A level starts at H0. On symbol x (the first level's are the letters' places) it does h = A h + B with
-    actions[action_of[x]], takes the row r with the largest codebook[r] . h + bias[r], and hands on
-    table[x][reading] as the next level's symbol; the last level's table[x][r] is the automaton's state.
+    A level starts at H0. On symbol x (for the first level, the index of the letter) it computes h = A h + B
+    with actions[action_of[x]], takes the row r with the largest codebook[r] . h + bias[r], and passes
+    table[x][reading] on as the next level's symbol; the last level's table[x][r] is the automaton's state.
     """
     levels = compiled.tables(cap=cap)
     size = sum(t.table.size + len(t.layer.actions) * (t.layer.size + 2) * t.layer.size for t in levels)
@@ -69,7 +69,7 @@ def _context(meaning: SymbolMeaning | None, compiled: CompiledLRNN) -> list[list
 
 
 def _action(action: AnyAction) -> dict[str, Any]:
-    """A and B, the factors of A in the order they meet the state, and what `dec` needs to look back."""
+    """A and B, the factors of A in the order they are applied, and how `dec` reads the previous state."""
     A = action.A()
     spectrum = np.linalg.eigvals(A)
     return {
@@ -86,14 +86,14 @@ def _action(action: AnyAction) -> dict[str, Any]:
 
 
 def numbers_of(array: np.ndarray) -> Any:
-    """Nested lists with whole numbers as integers: half the size, and exact."""
+    """Nested lists with integral values as integers: half the size, and exact."""
     if array.ndim > 1:
         return [numbers_of(row) for row in array]
     return [int(x) if x == int(x) else float(x) for x in array.tolist()]
 
 
 def describe_action(action: AnyAction) -> str:
-    """What it does to the level's own state, in words."""
+    """What an action does to the level's state, in words."""
     if isinstance(action, Reset):
         return f"resets to {action.target}"
     if not isinstance(action, Permutation):
@@ -134,7 +134,7 @@ def load_network(path: str | Path) -> CompiledModule:
     """The module in a .safetensors file of `save_network`, with its weights as saved (or fine-tuned)."""
     try:
         tensors, metadata = load_tensors(Path(path))
-        # Files from before it was stored are of networks on the states.
+        # Files without this entry hold networks on the states.
         representation = json.loads(metadata.get("representation", '"states"'))
         dfa = DFA.from_json(metadata["dfa"])
         compiled = compile_dfa(dfa, metadata["strategy"], metadata["dtype"], representation=representation)

@@ -8,20 +8,19 @@ from statetrack.automata.actions import swaps
 from statetrack.automata.numbers import real_array
 from statetrack.errors import UserError
 
-# In float64; coarser formats get more, see `_rounding`.
+# For float64; formats of lower precision get a larger tolerance, see `_rounding`.
 ORTHOGONAL_SLACK = 1e-11  # singular values this close to 1 make an orthogonal matrix
-NORM_SLACK = 1e-9  # norms up to 1 plus this are rounding, and clipped
-MOST_SLACK = 0.02  # what half precision gets at most
+NORM_SLACK = 1e-9  # norms up to 1 plus this are clipped to 1
+MAX_SLACK = 0.02  # upper bound of the tolerance, for half precision
 
 
 @dataclass(frozen=True)
 class Factorisation:
     """M = (I - betas[0] v_0 v_0^T)(I - betas[1] v_1 v_1^T) ..., with v_i = vectors[i].
 
-    `error` is the largest entry of |M - product|.
-
-    Vectors have norm 1 and betas lie in [0, 2], but for permutations: their swaps are kept as v = e_i - e_j
-    with beta = 1, which is exact. `unit()` gives them in the common form.
+    `kind` is "permutation", "orthogonal" or "contraction"; `error` is the largest entry of |M - product|.
+    Vectors have norm 1 and betas lie in [0, 2], except for permutations: their swaps are stored as
+    v = e_i - e_j with beta = 1, which is exact. `unit()` converts them to vectors of norm 1.
     """
 
     kind: str
@@ -40,7 +39,7 @@ class Factorisation:
         return _product(self.betas, self.vectors)
 
     def eigenvalues(self) -> np.ndarray:
-        """The one eigenvalue of every factor that need not be 1."""
+        """For every factor, the one eigenvalue that can differ from 1."""
         return 1 - self.betas * np.square(self.vectors).sum(axis=-1)
 
     def unit(self) -> "Factorisation":
@@ -50,14 +49,14 @@ class Factorisation:
 
 
 def factor(M: object) -> Factorisation:
-    """Factors of a square matrix of Euclidean norm at most 1, in float64.
+    """The generalised Householder factors of a square matrix M with spectral norm at most 1, in float64.
 
-    A matrix in a coarser format is orthogonal, and of norm 1, up to the rounding of that format.
+        permutation    n - cycles swaps, exact
+        orthogonal     rank(M - I) <= n reflections, the fewest possible
+        contraction    M = U S V^T = (U V^T)(V S V^T): at most n reflections, then I - (1 - s_i) v_i v_i^T
+                       for every singular value s_i < 1, at most 2n in all
 
-    permutation    n - cycles swaps, exact
-    orthogonal     rank(M - I) <= n reflections, the fewest possible
-    contraction    M = U S V^T = (U V^T)(V S V^T): at most n reflections, then I - (1 - s_i) v_i v_i^T
-                   for every singular value s_i < 1, at most 2n in all
+    For a matrix in a format of lower precision, "orthogonal" and "norm at most 1" hold up to its rounding.
     """
     M, eps = _checked(M)
     n, slack = len(M), _rounding(len(M), eps)
@@ -95,20 +94,20 @@ def _checked(M: object) -> tuple[np.ndarray, float]:
 
 
 def _rounding(n: int, eps: float) -> float:
-    """What rounding to a format may add to singular values of 1; nothing is added for float64's own."""
-    return min(8 * n * eps, MOST_SLACK) if eps > np.finfo(float).eps else 0.0
+    """How far rounding to a format can move singular values away from 1; 0 for float64."""
+    return min(8 * n * eps, MAX_SLACK) if eps > np.finfo(float).eps else 0.0
 
 
 def _reflections(M: np.ndarray, eps: float = float(np.finfo(float).eps)) -> np.ndarray:
     """Unit vectors v_1, ..., v_r with M = (I - 2 v_1 v_1^T) ... (I - 2 v_r v_r^T), r = rank(M - I).
 
-    M is the identity on the complement of the range of M - I, so the work happens in an orthonormal basis of
-    that range. There Householder's QR needs r - 1 reflections and perhaps one for the last sign; since each
-    reflection moves one dimension at most, no fewer than r would do.
+    M is the identity on the complement of the range of M - I, so it suffices to work in an orthonormal basis
+    of that range. There Householder's QR takes r - 1 reflections, and one more if the last sign is negative.
+    Each reflection changes M - I by rank one, so r is the minimum.
     """
     n = len(M)
     U, sigma, _ = np.linalg.svd(M - np.eye(n))
-    basis = U[:, sigma > min(8 * eps * np.sqrt(n), MOST_SLACK)]
+    basis = U[:, sigma > min(8 * eps * np.sqrt(n), MAX_SLACK)]
     R = basis.T @ M @ basis
     vectors = []
     for j in range(len(R)):
@@ -122,11 +121,11 @@ def _reflections(M: np.ndarray, eps: float = float(np.finfo(float).eps)) -> np.n
 
 
 def _mirror(x: np.ndarray) -> np.ndarray | None:
-    """The unit vector whose reflection takes x to |x| e_1, without cancellation; None if x is there."""
+    """The unit vector whose reflection maps x to |x| e_1, without cancellation; None if x is |x| e_1."""
     rest = float(x[1:] @ x[1:])
     norm = np.sqrt(x[0] ** 2 + rest)
     v = x.copy()
-    # x_1 - |x| = -rest / (x_1 + |x|) keeps its digits when x_1 > 0.
+    # x_1 - |x| = -rest / (x_1 + |x|) avoids cancellation when x_1 > 0.
     v[0] = -rest / (x[0] + norm) if x[0] > 0 else x[0] - norm
     length = np.linalg.norm(v)
     return None if length < np.finfo(float).tiny else v / length

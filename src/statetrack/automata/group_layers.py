@@ -47,7 +47,7 @@ def choose_representation(
 def group_layers(machine: DFA, representation: str | Mapping[str, tuple[int, ...]] = "states") -> list[Layer]:
     """One layer of permutation matrices: on the states (H0 = e_start), or on n points (H0 = (1..n)).
 
-    `representation` comes from `choose_representation`.
+    `representation` is the result of `choose_representation`.
     """
     if isinstance(representation, str):
         actions = [Permutation(machine.transitions[letter]) for letter in machine.alphabet]

@@ -69,7 +69,7 @@ class GroupFacts:
 
 
 def group_facts(generators: Sequence[Perm]) -> GroupFacts:
-    """Order and solvability: small and cyclic groups and S_n, A_n at once, the others by sympy."""
+    """Order and solvability: directly for small groups, cyclic groups, S_n and A_n; by sympy for others."""
     quick = _quick_facts(generators)
     if quick is not None:
         return quick
@@ -87,7 +87,7 @@ def group_facts(generators: Sequence[Perm]) -> GroupFacts:
 
 
 def group_facts_within(generators: Sequence[Perm], max_degree: int) -> GroupFacts | None:
-    """The same, but None where it would need sympy on more than `max_degree` points, which takes long."""
+    """As `group_facts`, but None where that would take sympy more than `max_degree` points (slow)."""
     if len(generators[0]) <= max_degree:
         return group_facts(generators)
     quick = _quick_facts(generators)
@@ -112,7 +112,7 @@ def _quick_facts(generators: Sequence[Perm]) -> GroupFacts | None:
 
 
 def random_products(generators: Sequence[Perm], count: int) -> list[Perm]:
-    """Products of random choices among the generators; a few nearly always generate the same group."""
+    """Random products of the generators; a few of them almost always generate the same group."""
     rng, products = random.Random(0), []
     for _ in range(count):
         product = tuple(range(len(generators[0])))

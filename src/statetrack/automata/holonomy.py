@@ -8,7 +8,7 @@ from statetrack.automata.monoid import ImageClass, ImageSets, members
 from statetrack.errors import UserError
 
 HOLONOMY_CAP = 200_000
-PAIR_CAP = 100_000_000  # classes times sets looked at for tiles, 64 states at most
+PAIR_CAP = 100_000_000  # limit on classes times sets examined for tiles, up to 64 states
 PAIR_CAP_LARGE = 2_000_000  # the same with more than 64 states, where masks are Python integers
 
 
@@ -17,12 +17,12 @@ class TooManyImages(UserError):
 
 
 class Holonomy:
-    """Zooms in from the set of all states to one state through image sets of falling height.
+    """Narrows the set of all states down to one state through image sets of decreasing height.
 
     Contexts are image sets P as bit masks. The tiles of a class are the maximal proper subsets of its
-    representative R among the image sets and the single states; a level's state is the number of a tile of
-    its context, carried over from R by the bijection u_P. Singletons have height 0, and a class is one
-    higher than every other class that its letters or tiles lead to; level i serves height top - i.
+    representative R among the image sets and the singletons; a level's state is the index of a tile of its
+    context, mapped from R by the bijection u_P. Singletons have height 0, and the height of a class is one
+    more than that of every other class that its letters or tiles lead to; level i handles height top - i.
     """
 
     def __init__(self, dfa: DFA, cap: int = HOLONOMY_CAP):
@@ -94,7 +94,7 @@ class Holonomy:
         return self.images.classes[i], self.tiles[i]
 
     def _from_representative(self, mask: int, part: int) -> int:
-        """u_P: carry a subset of R over to P."""
+        """u_P: map a subset of R to P."""
         image_class, _ = self._class(mask)
         carried = 0
         for q, target in zip(members(image_class.representative), image_class.out[mask], strict=True):
@@ -103,7 +103,7 @@ class Holonomy:
         return carried
 
     def _to_representative(self, mask: int, part: int) -> int:
-        """v_P: carry a subset of P back to R."""
+        """v_P: map a subset of P back to R."""
         image_class, _ = self._class(mask)
         carried = 0
         for q, target in zip(members(image_class.representative), image_class.out[mask], strict=True):

@@ -1,4 +1,4 @@
-"""One layer of a compiled network: Eq. 1 with its tables filled by hand."""
+"""One layer of a compiled network: Eq. 1 with explicit tables."""
 
 from collections.abc import Callable
 from typing import Literal
@@ -14,14 +14,14 @@ SymbolMeaning = tuple[int, tuple[int, ...], tuple[int, ...]]  # a letter, states
 class Layer:
     """H_t = A(x_t) H_{t-1} + B(x_t), y_t = dec(H_t, x_t), where inputs and outputs are numbered symbols.
 
-    `act(x)` gives what symbol x does to the state, `emit(x, s)` the symbol handed on when `dec` reads s.
+    `act(x)` is the action of symbol x on the state, `emit(x, s)` the output symbol when `dec` reads s.
     The reading is the label of the codebook row with the largest score, codebook @ h + bias; a layer that
-    reads "previous" is one-hot and reads the state it was in before the token, which after a reset is the
-    largest coordinate of h - e_target = eps h_old, and after a permutation the preimage of the current one.
+    reads "previous" is one-hot and reads the state before the token, which after a reset is the largest
+    coordinate of h - e_target = eps h_old, and after a permutation the preimage of the current state.
 
-    For tabulating everything ahead: `may_be(x, s)` is False where s is never read under x, and `land(x, c)`
-    is the automaton's state when the last layer is in c after x (-1 if it never is). `about(x)` says what a
-    cascade's symbol stands for: the letter, and the states possible before and after it.
+    To tabulate the layer for all words: `may_be(x, s)` is False where s is never read under x, and
+    `land(x, c)` is the automaton's state when the last layer is in c after x (-1 if it never is). `about(x)`
+    is the meaning of a cascade's symbol: the letter, and the states possible before and after it.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Layer:
         self._by_reading: dict[int, int] = {}
 
     def action_id(self, x: int) -> int:
-        """The number of the action of symbol x; equal actions share one."""
+        """The index of the action of symbol x; equal actions share an index."""
         if x not in self._by_input:
             action = self._act(x)
             if action not in self._action_id:

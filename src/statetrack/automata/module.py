@@ -16,7 +16,7 @@ from statetrack.ops import delta_rule
 if TYPE_CHECKING:
     from statetrack.automata.compiler import CompiledLRNN
 
-SEGMENT_NUMBERS = 1 << 23  # numbers of keys laid out at a time; about 32 MB in float32
+SEGMENT_NUMBERS = 1 << 23  # entries of the key tensor per segment; about 32 MB in float32
 NEVER = -1e4  # logit of a state that the context rules out
 
 
@@ -99,13 +99,13 @@ class CompiledLevel(nn.Module):
 
 
 class CompiledModule(nn.Module):
-    """Token ids (B, T), places in the alphabet -> logits over the automaton's states (B, T, |Q|).
+    """Token ids (B, T), indices into the alphabet -> logits over the automaton's states (B, T, |Q|).
 
     All tables are parameters. Between layers the reading is an index into integer tables, so gradients of
-    the logits reach the last layer; `levels_of` gives every level's own scores for training the others.
+    the logits reach the last layer only; `levels_of` gives the scores of every level, to train the others.
     `keys="exact"` stores a swap as k = e_i - e_j with beta = 1, exact at any length; `keys="unit"` as
-    (e_i - e_j) / sqrt 2 with beta = 2, which keeps to the unit norm a trained layer has (and which the op's
-    checked mode asks for).
+    (e_i - e_j) / sqrt 2 with beta = 2, which has the unit norm of a trained layer (and passes the checked
+    mode of the op).
     """
 
     constant: Tensor
@@ -174,7 +174,7 @@ class CompiledModule(nn.Module):
             )
 
     def _segments(self, tokens: Tensor):
-        """Run all levels over one stretch of time after the other; yields readings and symbols per level."""
+        """Run all levels over consecutive segments of time; yields the readings and symbols of each level."""
         self._check(tokens)
         B, T = tokens.shape
         levels = self._levels()
@@ -193,21 +193,21 @@ class CompiledModule(nn.Module):
     def _logits(self, readings: Tensor, symbols: Tensor) -> Tensor:
         level, table = self._levels()[-1], getattr(self, f"table{len(self.levels) - 1}")
         scores = level.scores(readings)
-        # Impossible readings go to one column more, which is dropped.
+        # Impossible readings go to an extra column, which is dropped.
         where = table[symbols] if table.shape[0] > 1 else table[0].expand_as(scores)
         logits = scores.new_full((*scores.shape[:-1], self.n_states + 1), NEVER)
         return logits.scatter_reduce(-1, where, scores, "amax")[..., :-1]
 
 
 def _step_tables(layer: Layer, keys: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Keys (actions, m, n), betas and values (actions, m) in the order of time; spare steps have beta 0."""
+    """Keys (actions, m, n), betas and values (actions, m) in temporal order; padding steps have beta 0."""
     all_factors = [[f.unit() if keys == "unit" else f for f in a.factors()] for a in layer.actions]
     m = max(1, *map(len, all_factors))
     k = np.zeros((len(all_factors), m, layer.size))
     beta, v = np.zeros(k.shape[:2]), np.zeros(k.shape[:2])
     k[:, :, 0] = 1.0
     for i, factors in enumerate(all_factors):
-        # The rightmost factor of the product meets the state first.
+        # The rightmost factor of the product is applied first.
         for j, f in enumerate(reversed(factors)):
             k[i, j], beta[i, j], v[i, j] = f.key, f.beta, f.value
     return k, beta, v

@@ -12,10 +12,10 @@ LARGEST = 1000
 def named_group(name: str) -> dict[str, Perm]:
     """Generators of a group, letter -> permutation.
 
-    S<n>   all permutations of n points: s swaps the first two, c moves all on by one
-    A<n>   the even ones: t0, t1, ... turn three neighbours
+    S<n>   all permutations of n points: s swaps the first two, c is the cycle of all points
+    A<n>   the even ones: t0, t1, ... are 3-cycles of neighbouring points
     Z<m>   addition modulo m: +1
-    D<m>   a polygon's symmetries: r turns it, s mirrors it
+    D<m>   the symmetries of a polygon: r is a rotation, s a reflection
     Q8, M11   the quaternions on 8 points and the Mathieu group on 11
 
     s5 and S_5 are S5, as in `tasks/groups.py`.
@@ -33,15 +33,15 @@ def named_group(name: str) -> dict[str, Perm]:
     match = re.fullmatch(r"([SAZD])([0-9]{1,6})", name)
     if match is None:
         raise UserError(f"group: {name!r} is not known. Known: S5, A5, Z7, D4 and the like, Q8, M11.")
-    least, make = families[match[1]]
+    lowest, make = families[match[1]]
     n = int(match[2])
-    if not least <= n <= LARGEST:
-        raise UserError(f"group: {name!r} has number {n}, expected {least} to {LARGEST} for {match[1]}.")
+    if not lowest <= n <= LARGEST:
+        raise UserError(f"group: {name!r} has number {n}, expected {lowest} to {LARGEST} for {match[1]}.")
     return make(n)
 
 
 def group_name(name: str) -> str:
-    """The name as it is usually written: S5 for s5, S_5 and " s_5 "; others are left alone."""
+    """The name in its usual spelling: S5 for s5, S_5 and " s_5 "; other names are unchanged."""
     match = re.fullmatch(r"\s*([A-Za-z])_?0*([0-9]+)\s*", str(name))
     return f"{match[1].upper()}{match[2]}" if match else str(name)
 

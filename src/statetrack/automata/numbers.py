@@ -1,4 +1,4 @@
-"""Numbers as users give them: arrays, tensors and lists of matrices, dtypes under any name, whole numbers."""
+"""Conversion of user input: arrays, tensors and lists of matrices, dtypes under any name, integers."""
 
 import operator
 from collections.abc import Collection, Mapping
@@ -31,7 +31,7 @@ def _plain(value: object) -> object:
     """Tensors, also inside lists, as numpy arrays without gradient."""
     if hasattr(value, "detach"):
         tensor = value.detach().cpu()  # type: ignore[attr-defined]
-        # numpy knows no bfloat16, and every narrower format fits into float64.
+        # numpy has no bfloat16; float64 represents every narrower format exactly.
         return (tensor.double() if tensor.is_floating_point() else tensor).numpy()
     return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
 
@@ -56,7 +56,7 @@ def dtype_name(dtype: object) -> str:
 
 
 def whole_number(value: object) -> int | None:
-    """The value as an int if it is a whole number of any integer type; None for all else, bools too."""
+    """The value as an int if it is of any integer type; None otherwise, also for bools."""
     if isinstance(value, bool):
         return None
     try:

@@ -1,8 +1,8 @@
-"""Theorems 1 and 2 on matrices you give, and what they look like in finite precision.
+"""Theorems 1 and 2 applied to given matrices, with the state trajectories in finite precision.
 
-Both theorems follow the word 1^k. If every A a layer can use has eigenvalues that are real and not negative,
-the rounded state settles and parity is out of reach; if they are merely real, it ends up alternating between
-two values, and a stack of L layers reaches the periods 1, 2, 4, ..., 2^L only.
+Both theorems consider the words 1^k. If all eigenvalues of every A a layer can use are real and non-negative,
+the rounded state becomes constant and parity cannot be computed; if they are real, it eventually alternates
+between two values, and a stack of L layers reaches the periods 1, 2, 4, ..., 2^L only.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -15,10 +15,12 @@ from statetrack.automata.numbers import dtype_name, real_array, whole_number
 from statetrack.automata.pseudospectrum import find_off, rounding
 from statetrack.errors import UserError
 
+__all__ = ["Obstruction", "Trajectory", "counting", "eventual_period", "parity"]
+
 DTYPES = ("float16", "float32", "float64")
 TOLERANCE = 1e-7  # eigenvalues this close to the real line count as real
 PRODUCT_CAP = 4096
-DOUBT_CAP = 32  # products with doubtful eigenvalues before the search for a sure one is given up
+DOUBT_CAP = 32  # products with uncertain eigenvalues after which the search for a certain one ends
 UNSETTLED = " as computed, but rounding of the matrix could have moved it there: not settled numerically"
 
 
@@ -26,10 +28,10 @@ UNSETTLED = " as computed, but rounding of the matrix could have moved it there:
 class Trajectory:
     """The state on 1^k for k = 0, 1, ..., in one format.
 
-    model "cast" is the proofs' idealisation: products and sums in high precision, rounded once each.
-    model "sequential" rounds after every step as a machine does. That is a finite automaton of its own and
-    can show periods the theorems exclude, because a rounding error may keep a decaying state from settling.
-    `settles_at` and `period` are None if no period of up to 64 showed within the steps.
+    The model "cast" is the idealisation of the proofs: products and sums in high precision, rounded once
+    each. The model "sequential" rounds after every step, as hardware does. Its rounded map is a finite
+    automaton that can have periods the theorems exclude, because rounding errors can keep a decaying state
+    from converging. `settles_at` and `period` are None if no period of up to 64 was found within the steps.
     """
 
     dtype: str
@@ -41,10 +43,11 @@ class Trajectory:
 
 @dataclass(frozen=True)
 class Obstruction:
-    """`obstructed` says the theorem rules the task out; `reason` says why or why not.
+    """The result of `parity` and `counting`: whether the theorem excludes the task, and the reason.
 
-    It is None where the numbers do not settle it: an eigenvalue is off the line the theorem asks for, but
-    rounding of a matrix that has them all on it could look the same. Such matrices are (nearly) defective.
+    `obstructed` is None where floating-point numbers cannot decide it: an eigenvalue is off the line that the
+    theorem requires, but rounding a matrix with all eigenvalues on the line could give the same result. Such
+    matrices are (nearly) defective.
     """
 
     theorem: str
@@ -54,7 +57,7 @@ class Obstruction:
     trajectories: list[Trajectory]
 
     def text(self) -> str:
-        """The same for a terminal."""
+        """The result as text for a terminal."""
         verdict = {True: "ruled out", False: "not ruled out", None: "not settled"}[self.obstructed]
         lines = [f"{self.theorem}: {verdict}; {self.reason}."]
         for t in self.trajectories:
@@ -80,6 +83,8 @@ def parity(
 
     They can only if some eigenvalue is not a real number >= 0. The trajectories use the first matrix as
     A(1), with B(1) = B (default 0) and H_0 = H0 (default all ones).
+
+        print(parity([[0.9]]).text())     Theorem 1 (parity): ruled out; every eigenvalue is ...
     """
     matrices, eps = _checked("parity", A)
     eigenvalues, off, sure = _search("parity", [(M,) for M in matrices], eps, tolerance, _from_half_line)
@@ -104,9 +109,9 @@ def counting(
     """Theorem 2: can a stack of layers with these matrices recognise (1^m)*?
 
     `layers` is one matrix, or for every layer the list of its matrices. Layer i is tested on all products
-    of 2^(i-1) of its matrices: the periods of the layers below make it see such words. Counting modulo an m
-    that is no power of two needs one product with an eigenvalue off the real line. The trajectories follow
-    the first layer's first matrix.
+    of 2^(i-1) of its matrices: the periods of the layers below produce such products. Counting modulo an m
+    that is not a power of two needs a product with an eigenvalue off the real line. The trajectories are
+    those of the first layer's first matrix.
     """
     modulus = whole_number(m)
     if modulus is None or modulus < 1:
@@ -139,7 +144,10 @@ def counting(
 
 
 def eventual_period(states: np.ndarray, longest: int = 64) -> tuple[int, int] | None:
-    """(first index, period) from which a sequence repeats, seen at least twice and on 16 entries; or None."""
+    """(start, period) of the periodic end of a sequence of states (steps, ...), or None if there is none.
+
+    A period up to `longest` counts if the end holds at least three repetitions and 16 entries past the first.
+    """
     rows = [row.tobytes() for row in np.ascontiguousarray(states)]
     for period in range(1, min(longest, len(rows) // 3) + 1):
         start = len(rows) - period
@@ -157,7 +165,7 @@ def _search(
     tolerance: float,
     distance: Callable[[np.ndarray], np.ndarray],
 ) -> tuple[list[np.ndarray], complex | None, bool]:
-    """The eigenvalues of every product, one that is off the line (None if none is), whether that is sure."""
+    """The eigenvalues of every product, one off the line (None if none is), and whether that is certain."""
     if not isinstance(tolerance, int | float | np.number) or not tolerance >= 0:
         raise UserError(f"obstruct.{function}: tolerance is {tolerance!r}, expected a number of at least 0.")
     eigenvalues: list[np.ndarray] = []
@@ -239,13 +247,13 @@ def _trajectories(
 
 
 def _cast(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Round to the nearest number of the format; what is too large becomes its largest number."""
+    """Round to the nearest number of the format; overflow gives its largest number."""
     largest = np.finfo(dtype).max
     return np.clip(x, -np.longdouble(largest), np.longdouble(largest)).astype(dtype)
 
 
 def _cast_model(A: np.ndarray, b: np.ndarray, h: np.ndarray, steps: int, dtype: np.dtype) -> np.ndarray:
-    """cast(sum_{i<k} cast(A^i B) + cast(A^k H_0)), the products and sums in the longest format at hand."""
+    """cast(sum_{i<k} cast(A^i B) + cast(A^k H_0)), with products and sums in long double."""
     wide = np.longdouble
     A, power_b, power_h = A.astype(wide), b.astype(wide), h.astype(wide)
     total, states = np.zeros_like(power_b), []

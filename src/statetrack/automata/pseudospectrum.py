@@ -1,7 +1,7 @@
-"""How far an eigenvalue can be trusted: what rounding of the matrix alone could do to it.
+"""How accurate computed eigenvalues are: how far rounding of the matrix alone could move them.
 
-A defective matrix answers a change of size delta with eigenvalues that move by delta^(1/n): the nilpotent
-shift of size 8, turned by an orthogonal matrix, has computed eigenvalues of modulus 0.01 all around 0.
+A perturbation of size delta moves the eigenvalues of a defective matrix by delta^(1/n): the nilpotent shift
+of size 8, conjugated by an orthogonal matrix, has computed eigenvalues of modulus 0.01 around 0.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ TRIED = 8
 
 
 def rounding(word: Sequence[np.ndarray], eps: float) -> float:
-    """The size of a change to the product of these matrices that rounding alone may make, in norm."""
+    """A bound, in norm, on how much rounding can change the product of these matrices."""
     norm = 1.0
     for M in word:
         norm *= float(np.linalg.norm(M, 2))
@@ -24,7 +24,7 @@ def rounding(word: Sequence[np.ndarray], eps: float) -> float:
 def surely_off(M: np.ndarray, e: complex, distance: float, delta: float) -> bool:
     """Whether every matrix within `delta` of M has an eigenvalue nearer to e than `distance`.
 
-    That is so if a circle around e with a smaller radius has |(M - z)^-1| < 1 / delta everywhere on it: no
+    That holds if |(M - z)^-1| < 1 / delta everywhere on a circle around e with a smaller radius: no
     eigenvalue can cross it while M changes, and e is inside. The circle is sampled at a few points.
     """
     turns = np.exp(2j * np.pi * np.arange(POINTS) / POINTS)
@@ -39,15 +39,15 @@ def surely_off(M: np.ndarray, e: complex, distance: float, delta: float) -> bool
 def find_off(
     M: np.ndarray, eigenvalues: np.ndarray, distances: np.ndarray, delta: float, tolerance: float
 ) -> tuple[complex | None, bool]:
-    """An eigenvalue whose distance from the allowed set is no rounding, and whether that is sure.
+    """An eigenvalue outside the allowed set, and whether it is certain that rounding did not put it there.
 
-    (None, True) if all are within `tolerance` of the set, as far as computed. (e, False) if e is not, and
-    rounding of M could have put it there.
+    (None, True) if all computed eigenvalues are within `tolerance` of the set. (e, False) if e is not, but
+    rounding of M could explain it.
     """
-    # What rounding does to the best of eigenvalues, it does to all.
+    # Even well-conditioned eigenvalues have this error.
     off = np.flatnonzero(distances > max(tolerance, delta))
     off = off[np.argsort(-distances[off], kind="stable")]
-    # They come in conjugate pairs, of which one will do.
+    # Eigenvalues come in conjugate pairs; one of each pair suffices.
     upper = [i for i in off if np.imag(eigenvalues[i]) >= 0]
     for i in upper[:TRIED]:
         if surely_off(M, complex(eigenvalues[i]), float(distances[i]), delta):

@@ -23,7 +23,7 @@ _KINDS = {"d": str.isdecimal, "w": lambda c: c.isalnum() or c == "_", "s": str.i
 
 
 class RegexError(UserError):
-    """A mistake in a regular expression; `position` is the index of the character it is about."""
+    """A syntax error in a regular expression; `position` is the index of the character at fault."""
 
     def __init__(self, problem: str, pattern: str, position: int):
         self.position = position
@@ -34,8 +34,8 @@ class RegexError(UserError):
 def compile_regex(pattern: str, alphabet: tuple[str, ...]) -> tuple[dict[str, list[int]], list[int]]:
     """The automaton of Brzozowski's derivatives: (letter -> next states, accepting states), start 0.
 
-    The states are the expressions L_w = {v : wv in L}; with unions kept sorted and free of repeats there
-    are finitely many of them, and the automaton is complete by construction.
+    The states are the expressions L_w = {v : wv in L}; with unions treated as sets there are finitely many of
+    them, and the automaton is complete by construction.
     """
     for letter in alphabet:
         if len(letter) != 1:

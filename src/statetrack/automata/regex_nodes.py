@@ -18,13 +18,13 @@ class Node:
 
 
 class TooComplex(Exception):
-    """The derivatives of an expression take more work than they should."""
+    """The derivatives of an expression exceed the limit on work."""
 
 
 class Builder:
     """Makes expressions over one alphabet, simplified just enough for finitely many derivatives."""
 
-    work_cap = 4_000_000  # members of unions looked at; a few seconds
+    work_cap = 4_000_000  # limit on members of unions examined; a few seconds
 
     def __init__(self, alphabet: tuple[str, ...]):
         self.alphabet, self.known = alphabet, frozenset(alphabet)

@@ -1,4 +1,4 @@
-"""A compiled network as arrays, tabulated ahead for every word."""
+"""A compiled network as arrays that cover all words."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -16,9 +16,9 @@ SYMBOL_CAP = 200_000
 
 @dataclass(frozen=True)
 class LevelTables:
-    """One layer. The first layer's symbols are the letters' places in the alphabet.
+    """One layer. The symbols of the first layer are the indices of the letters in the alphabet.
 
-    `action_of[x]` is the place in `layer.actions` of what symbol x does. Below the last layer,
+    `action_of[x]` is the index in `layer.actions` of the action of symbol x. Below the last layer,
     `table[x, reading]` is the next layer's symbol, where the reading is the level's current or previous state
     (`layer.reads`). In the last layer `table[x, c]` is the automaton's state when row c of the codebook wins,
     n_states where it cannot; it has a single row when the symbol does not matter.
@@ -46,7 +46,7 @@ def level_tables(compiled: "CompiledLRNN", cap: int = SYMBOL_CAP) -> list[LevelT
 
 
 def _next_table(layer: Layer, n_symbols: int, cap: int) -> np.ndarray:
-    """(symbol, reading) -> symbol of the next layer, for everything that can come up."""
+    """(symbol, reading) -> symbol of the next layer, for all symbols and readings that can occur."""
     _check_size(n_symbols * layer.reading_range, cap)
     table = np.zeros((n_symbols, layer.reading_range), dtype=np.int64)
     for x in range(n_symbols):

@@ -1,7 +1,7 @@
 """The rows of the table that `explain` prints, one function each.
 
 Every function returns (answer, reason, source, derived, witness), where `derived` marks what follows from a
-theorem's argument rather than from its statement. "no" always comes with a witness.
+theorem's argument rather than from its statement. Every "no" has a witness.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ CYCLIC_STATES = 1_000
 
 @dataclass
 class Facts:
-    """What the rows look at: the minimal automaton, its analysis, and words that show periods."""
+    """The input of the rows: the minimal automaton, its analysis, and words with periods."""
 
     minimal: DFA
     analysis: Analysis
@@ -39,7 +39,7 @@ class Facts:
 
     @cached_property
     def permutations(self) -> list[tuple[int, ...]]:
-        """The letters that move something, when all are permutations."""
+        """The letters that are not the identity, if all letters are permutations."""
         identity = tuple(range(self.minimal.n_states))
         return [table for table in self.minimal.transitions.values() if table != identity]
 
@@ -72,7 +72,7 @@ class Facts:
 
 
 def _is_dihedral_part(g: tuple[int, ...], r: tuple[int, ...]) -> bool:
-    """g commutes with the rotation r, or turns it around as a reflection does."""
+    """Whether g commutes with the rotation r, or inverts it under conjugation as a reflection does."""
     inverse = tuple(sorted(range(len(r)), key=r.__getitem__))
     if multiply(g, r) == multiply(r, g):
         return _is_power(g, r)
@@ -102,7 +102,7 @@ def positive_factors(f: Facts, factors: int) -> Answer:
     if f.analysis.is_aperiodic:
         reason = "the language is star-free, and heads of width 1 make a diagonal layer"
         return "yes", reason, "the row of diagonal [0,1]", True, None
-    letters = 2 // factors  # a word of that many letters meets at most two factors
+    letters = 2 // factors  # a word of that many letters has at most two factors
     witness = even_witness(f.minimal, f.images, max_letters=letters)
     if witness is not None:
         reason = "two factors have real eigenvalues in [0,1] only"

@@ -1,4 +1,4 @@
-"""Words that show a period: x u^k y is in the language for some k modulo a number and not for others."""
+"""Words with a period: whether x u^k y is in the language depends on k modulo a number."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -17,7 +17,10 @@ TRIES = 300
 
 @dataclass(frozen=True)
 class Witness:
-    """For large k, whether x u^k y is in the language depends on k with exactly this period."""
+    """Words x u^k y: for large k, membership in the language is periodic in k with exactly this period.
+
+    It proves that a model class whose state has no such period on u^k cannot recognise the language.
+    """
 
     x: tuple[str, ...]
     u: tuple[str, ...]
@@ -36,7 +39,7 @@ class Witness:
         return asdict(self)
 
     def shape(self) -> str:
-        """The words in print: x u^k y."""
+        """The family of words as text: x u^k y."""
         u = _spelt(self.u)
         power = f"{u}^k" if len(self.u) == 1 else f"({u})^k"
         return " ".join(part for part in (_spelt(self.x), power, _spelt(self.y)) if part)
@@ -46,7 +49,7 @@ class Witness:
 
 
 def _spelt(word: tuple[str, ...]) -> str:
-    """The word in print, runs of five letters and more as a power."""
+    """The word as text, with runs of five letters or more as a power."""
     runs = [(letter, len(list(run))) for letter, run in groupby(word)]
     joint = "" if all(len(letter) == 1 for letter in word) else "."
     parts = [f"{letter}^{length}" if length > 4 else joint.join([letter] * length) for letter, length in runs]
@@ -69,7 +72,7 @@ def letter_witness(minimal: DFA) -> Witness | None:
         table = minimal.transitions[letter]
         for cycle in sorted(_cycles(table), key=len):
             if len(cycle) >= 3:
-                # Told apart from its second successor, a state rules out the periods 1 and 2.
+                # A state that differs from its second successor rules out the periods 1 and 2.
                 suffix = _distinguish(minimal, cycle[0], cycle[2])
                 member = [minimal.accepts([*_reach(minimal, q), *suffix]) for q in cycle]
                 period = next(

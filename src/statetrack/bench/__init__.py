@@ -1,1 +1,1 @@
-"""Benchmarks: the same work by us and by others, timed in turn in one process, as ratios."""
+"""Benchmarks: this library and others on the same work, timed alternately in one process, as ratios."""

@@ -1,4 +1,4 @@
-"""What is timed: an op, its shape, and who can run it. Inputs and gradients are the same for everybody."""
+"""The cases timed on a CPU: an op, its shape, and the peer; inputs and gradients are the same for all."""
 
 import dataclasses
 from collections.abc import Callable
@@ -119,7 +119,7 @@ LENGTHS = tuple(1024 * 2**i for i in range(7))  # 1k to 64k
 
 
 def growth_cases() -> list[list[Case]]:
-    """The same model on longer and longer sequences, op by op."""
+    """Each op on sequences of increasing length."""
     return [
         [SelectiveScanCase(1, T, 256, 16) for T in LENGTHS],
         [DeltaRuleCase(1, T, 4, 32) for T in LENGTHS],
@@ -138,6 +138,6 @@ def as_dict(case: Case) -> dict:
 
 
 def check_chosen(chosen: Callable[[str], bool], names: list[str]) -> None:
-    """Refuse a choice that leaves nothing to measure."""
+    """Raise an error if no case was selected."""
     if not any(map(chosen, names)):
         raise UserError(f"bench: --only matches no case. There are: {'; '.join(names)}.")

@@ -1,7 +1,7 @@
 """The comparison on a CPU: time and peak memory as ratios to the peer, and how cost grows with length.
 
-Ours is what `backend="auto"` takes, the native kernels where they were built; "chunked", the plain PyTorch
-backend, is timed beside it.
+Ours is the backend that "auto" selects, the native kernels where they were built; "chunked", the plain
+PyTorch backend, is timed as well.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ def cpu_report(
     chosen: Callable[[str], bool],
     keep: Callable[[dict[str, Any]], None],
 ) -> None:
-    """Measure and print the cases `chosen` by name, float32; `keep` gets what there is after each."""
+    """Measure and print the cases `chosen` by name, in float32; `keep` receives the results after each."""
     check_chosen(chosen, [case.name for case in CPU_CASES])
     torch.set_num_threads(threads)
     report: dict[str, Any] = {"comparisons": [], "growth": []}
@@ -46,7 +46,7 @@ def cpu_report(
 
 
 def compare(case: Case, seconds: float, peers: bool = True) -> dict[str, Any]:
-    """Our times and memory, the peer's, and their ratios; the peer is left out where it is not installed."""
+    """Times and memory of ours and the peer, and their ratios; without the peer if it is not installed."""
     contenders = [case.ours(), case.ours("chunked")]
     try:
         contenders += [case.peer()] if peers else []
@@ -83,7 +83,7 @@ def _growth(cases: list[Case], seconds: float) -> dict[str, Any]:
     print(f"\n{cases[0].name.split()[0]}, {' '.join(cases[0].name.split()[3:])}, one sequence:")
     rows = []
     for case in cases:
-        (time,) = median_seconds([case.ours()], seconds, least=3)
+        (time,) = median_seconds([case.ours()], seconds, min_rounds=3)
         rows.append({"T": case.T, "ms": 1e3 * time, "us_per_token": 1e6 * time / case.T})
         print(f"  T {case.T:>6}  {1e3 * time:>9.1f} ms  {1e6 * time / case.T:>6.2f} us per token")
     return {"op": cases[0].name, "rows": rows}

@@ -1,7 +1,7 @@
-"""What is timed on a GPU: forward and backward of an op, ours and the best peer's, and the least it can cost.
+"""The cases timed on a GPU: forward and backward of an op, ours and the best peer's, and a lower bound.
 
-The operations counted are those of the recurrences themselves, not of any way to compute them: a chunked form
-does more of them, on faster units.
+The bound is a roofline model. It counts the operations of the recurrence itself, not of an algorithm: a
+chunked form does more operations, on faster units.
 """
 
 import importlib
@@ -18,9 +18,9 @@ from statetrack.ops import delta_rule, selective_scan
 
 @dataclass(frozen=True)
 class Ceilings:
-    """What this GPU was measured to do, per second."""
+    """Measured peak rates of this GPU, per second."""
 
-    bytes: float  # copied within device memory, read and written counted
+    bytes: float  # copied within device memory; reads and writes both count
     float32: float  # operations outside the matrix units: two per multiply-add
     matrix: float  # operations of a bfloat16 matrix product
     exponentials: float  # the special-function units
@@ -28,7 +28,7 @@ class Ceilings:
 
 @dataclass(frozen=True)
 class Floor:
-    """The least time of a case: the larger of moving its bytes and doing its operations."""
+    """A lower bound on the time of a case: the larger of moving its bytes and doing its operations."""
 
     bytes: float
     operations: float
@@ -46,7 +46,7 @@ class Floor:
 
 @dataclass(frozen=True)
 class GpuDeltaRule:
-    """The delta rule; the peer is flash-linear-attention, by steps in float32, in chunks in bfloat16."""
+    """The delta rule; the peer is flash-linear-attention, recurrent in float32, chunked in bfloat16."""
 
     B: int
     T: int
@@ -88,7 +88,7 @@ class GpuDeltaRule:
 
     def peer(self) -> Work:
         rules = peer_module("fla.ops.delta_rule", self.peer_name)
-        by_step = self.dtype == torch.float32  # its chunk form is not offered in float32
+        by_step = self.dtype == torch.float32  # its chunked form does not support float32
         rule = rules.fused_recurrent_delta_rule if by_step else rules.chunk_delta_rule
         inputs, do = self._inputs()
 
@@ -101,7 +101,7 @@ class GpuDeltaRule:
 
 @dataclass(frozen=True)
 class GpuSelectiveScan:
-    """The selective scan with everything a Mamba layer gives it; the peer is the CUDA scan of mamba-ssm."""
+    """The selective scan with all arguments of a Mamba layer; the peer is the CUDA scan of mamba-ssm."""
 
     B: int
     T: int

@@ -12,18 +12,18 @@ from statetrack.bench.gpu_cases import Ceilings
 from statetrack.bench.measure import median_seconds
 
 REPEATS = 20
-CAPTURED = 10  # calls in one graph: starting a graph takes 8 us, which a training step pays once
+CAPTURED = 10  # calls in one graph: launching a graph takes 8 us, once per training step
 
 
 def wake_triton() -> None:
-    """One small launch: loading Triton and building its driver are then no part of anybody's first call."""
+    """One small launch, so that loading Triton and building its driver do not count as a first call."""
     from statetrack.ops.partial_sums import add_up
 
     add_up(torch.zeros(1, 1, device="cuda"), torch.float32)
 
 
 def first_call_seconds(work: Work) -> float:
-    """Compilation and tuning included, as far as no cache holds them."""
+    """The time of the first call, with compilation and autotuning that are not cached."""
     torch.cuda.synchronize()
     before = time.perf_counter()
     work()
@@ -32,7 +32,7 @@ def first_call_seconds(work: Work) -> float:
 
 
 def seconds_from_python(contenders: Sequence[Work]) -> list[float]:
-    """Median time of a call when calls follow each other, the device included. Contenders take turns."""
+    """Median time per call of consecutive calls, including the device. Contenders alternate."""
     return [
         seconds / REPEATS for seconds in median_seconds([partial(_in_a_row, w) for w in contenders], 1, 9)
     ]
@@ -45,7 +45,7 @@ def _in_a_row(work: Work) -> None:
 
 
 def seconds_in_graph(work: Work, calls: int = 1) -> float:
-    """Median time of a captured call, of as many in a row: what the device alone takes."""
+    """Median time per call inside a CUDA graph of `CAPTURED` calls: the device time alone."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):

@@ -1,4 +1,4 @@
-"""The comparison on a GPU: each op against its peer and against the least time the hardware allows."""
+"""The comparison on a GPU: each op against its peer and against the lower bound of the hardware."""
 
 from collections.abc import Callable
 from dataclasses import asdict
@@ -29,9 +29,9 @@ HEAD = (
 def gpu_report(
     peers: bool, cold: bool, chosen: Callable[[str], bool], keep: Callable[[dict[str, Any]], None]
 ) -> None:
-    """Measure and print the cases `chosen` by name; `keep` gets what there is after each.
+    """Measure and print the cases `chosen` by name; `keep` receives the results after each.
 
-    First calls are told only if they start `cold`: what a cache happens to hold says nothing.
+    First calls are reported only if `cold`: otherwise they depend on what the cache holds.
     """
     check_chosen(chosen, [case.name for case in (*GPU_CASES, *GPU_STEPS)])
     ceilings = measured_ceilings()
@@ -100,7 +100,7 @@ def _first_calls(works: dict[str, Work], cold: bool) -> dict[str, Any]:
 
 
 def _works(case: GpuCase | GpuTrainingStep, peers: bool) -> dict[str, Work]:
-    """Ours, and the peer's if it is wanted and can be had."""
+    """The work of ours, and of the peer if it is requested and installed."""
     works = {"ours": case.ours()}
     if peers:
         try:

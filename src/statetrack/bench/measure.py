@@ -1,4 +1,4 @@
-"""Times and memory. Contenders take turns, so that a slow moment of the machine hits all of them."""
+"""Times and memory. Contenders alternate, so that a slow phase of the machine affects all of them."""
 
 import json
 import statistics
@@ -11,13 +11,13 @@ from pathlib import Path
 from statetrack.bench.cases import KINDS, Case, Work, as_dict, work_of
 
 
-def median_seconds(contenders: Sequence[Work], seconds: float = 3.0, least: int = 5) -> list[float]:
-    """Median time of each contender over rounds in which every one runs once; at least `least` rounds."""
+def median_seconds(contenders: Sequence[Work], seconds: float = 3.0, min_rounds: int = 5) -> list[float]:
+    """Median time of each contender over rounds in which every one runs once; at least `min_rounds`."""
     for work in contenders:
         work()
     times: list[list[float]] = [[] for _ in contenders]
     started = time.perf_counter()
-    while len(times[0]) < least or time.perf_counter() - started < seconds:
+    while len(times[0]) < min_rounds or time.perf_counter() - started < seconds:
         for work, own in zip(contenders, times, strict=True):
             before = time.perf_counter()
             work()
@@ -51,7 +51,7 @@ def _measure_in_this_process(case: Case, who: str) -> int:
     work_of(dataclasses.replace(case, B=1, T=8), who)()
     work = work_of(case, who)
     before = _resident("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
+    Path("/proc/self/clear_refs").write_text("5")  # reset the peak
     work()
     return _resident("VmHWM") - before
 

@@ -1,4 +1,4 @@
-"""statetrack bench: the recurrences against what people use, on this machine's GPU or processor."""
+"""statetrack bench: the recurrences against other libraries, on this machine's GPU or CPU."""
 
 import datetime
 import os
@@ -19,26 +19,26 @@ from statetrack.files import write_json
 from statetrack.run import processor
 from statetrack.training.loop import resolve_device
 
-# what numbers depend on: the package as it is installed, and the module it brings
+# packages whose versions are recorded with the results, and the module each provides
 PEERS = {"transformers": "transformers", "mambapy": "mambapy", "triton": "triton"}
 PEERS |= {"flash-linear-attention": "fla", "mamba-ssm": "mamba_ssm"}
 
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """Forward and backward of both recurrences, as ratios to the best peer in one run.
+    """Forward and backward of both recurrences, as ratios to the best other library in the same run.
 
-    On a CPU in float32, with peak memory and the cost against length. On a GPU as called from Python and in a
-    CUDA graph, beside the least time the hardware allows, and whole training steps.
+    On a CPU: float32, with peak memory and time by length. On a GPU: called from Python and inside a CUDA
+    graph, next to the minimum time the hardware allows, and whole training steps.
     """
 
     device: str = "auto"  # auto, cpu or cuda
-    peers: bool = True  # run the other libraries too, where they are installed
+    peers: bool = True  # also run the other libraries, if they are installed
     only: str = ""  # only cases whose name contains all of these words, e.g. "delta_rule bf16"
     threads: int = 2  # on a CPU
     seconds: float = 3.0  # per comparison on a CPU
     growth: bool = True  # on a CPU, also time lengths from 1k to 64k
-    cold: bool = False  # on a GPU, from an empty Triton cache: first calls compile, and peers tune
+    cold: bool = False  # on a GPU, start from an empty Triton cache, to time first calls
     json: Path | None = None  # write everything measured to this file, after every case
 
 
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str]) -> None:
 
 def bench(options: BenchOptions) -> None:
     """Measure, print, and write the JSON file if one is asked for."""
-    # transformers advises against its fallback, which is what is timed here
+    # transformers warns about its PyTorch fallback, which is what is timed here
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     report: dict[str, Any] = {"machine": machine(), "cold": options.cold}
     words = options.only.lower().split()
@@ -81,7 +81,7 @@ def bench(options: BenchOptions) -> None:
 
 
 def machine() -> dict[str, str]:
-    """Where and with what the numbers were taken."""
+    """Hardware and package versions of the measurement."""
     found = {"cpu": processor(), "python": platform.python_version(), "torch": torch.__version__}
     if torch.cuda.is_available():
         found["gpu"] = torch.cuda.get_device_name()

@@ -8,8 +8,8 @@ from typing import Any
 
 from statetrack.automata import CompiledLRNN, compile_dfa
 from statetrack.automata.export import SUFFIXES, describe_action, network, read_word, save_network
+from statetrack.commands.automaton import AutomatonOptions, read_automaton
 from statetrack.commands.flags import parse
-from statetrack.commands.machine import MachineOptions, read_machine
 from statetrack.errors import UserError
 
 SHOWN_LEVELS, SHOWN_ACTIONS = 12, 4
@@ -19,7 +19,7 @@ SHOWN_LEVELS, SHOWN_ACTIONS = 12, 4
 class CompileOptions:
     """Weights of a linear RNN that tracks the automaton exactly, as generalised Householder factors."""
 
-    machine: MachineOptions = field(default_factory=MachineOptions)
+    automaton: AutomatonOptions = field(default_factory=AutomatonOptions)
     strategy: str = "auto"  # auto, group, cyclic, reflections, excluded or holonomy
     dtype: str = "float32"  # float16, float32 or float64
     minimise: bool = False  # compile the minimal automaton instead of the one given
@@ -32,7 +32,7 @@ def main(arguments: Sequence[str]) -> None:
     options = parse(CompileOptions, arguments, "statetrack compile")
     if options.out is not None and options.out.suffix not in SUFFIXES:
         raise UserError(f"--out is {options.out}, expected a file that ends in .json or .safetensors.")
-    name, dfa = read_machine(options.machine)
+    name, dfa = read_automaton(options.automaton)
     compiled = compile_dfa(dfa, options.strategy, options.dtype, minimise=options.minimise)
     word = None if options.word is None else read_word(options.word, compiled.dfa.alphabet)
     if options.json:
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _summary(compiled: CompiledLRNN) -> str:
-    """Sizes, actions and factors of every level; complete where the network can be tabulated."""
+    """Sizes, actions and factors of every level; complete if the network can be tabulated."""
     dfa, complete = compiled.dfa, True
     try:
         compiled.tables()
@@ -96,7 +96,7 @@ def _run(compiled: CompiledLRNN, word: list[str]) -> dict[str, Any]:
 
 
 def _steps(compiled: CompiledLRNN, word: list[str]) -> str:
-    """One line per letter: what every level's state vector is, and the state decoded from the last."""
+    """One line per letter: the state vector of every level, and the decoded state."""
     done, traces = _run(compiled, word), compiled.trace(word)
     width = max([6, *map(len, word)])
     lines = [f"{'letter':<{width}}  state  level states"]

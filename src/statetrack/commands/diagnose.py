@@ -1,4 +1,4 @@
-"""statetrack diagnose: how long will a trained group tracker stay right?"""
+"""statetrack diagnose: predict and measure the length at which a trained group tracker fails."""
 
 import math
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ SHOWN = 12  # rows of the table
 
 @dataclass(frozen=True)
 class DiagnoseOptions:
-    """Predict where a trained group tracker breaks, and measure it: `statetrack diagnose RUN`.
+    """Predict the length at which a group tracker fails, and measure it: `statetrack diagnose RUN`.
 
     --plugin FILE.py, or a module, registers the mixer of a run that has its own.
     """

@@ -1,4 +1,4 @@
-"""statetrack explain: which model classes can track a language, by which theorem, and what training finds."""
+"""statetrack explain: which model classes can track a language, by theorem and by training."""
 
 import json
 import sys
@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 
 from statetrack.automata import Explanation, explain
+from statetrack.commands.automaton import AutomatonOptions, read_automaton
 from statetrack.commands.flags import parse
-from statetrack.commands.machine import MachineOptions, read_machine
 from statetrack.commands.progress import Report, progress_bars
 from statetrack.errors import UserError
 from statetrack.experiments.verdicts import MULTIPLES, Measured, VerdictRun, runs
@@ -21,12 +21,12 @@ from statetrack.training import Options
 
 @dataclass(frozen=True)
 class ExplainOptions:
-    """Which classes of linear RNNs can track a regular language at every length: yes, no or unknown, why."""
+    """Which classes of linear RNNs can track a regular language at every length, and why."""
 
-    machine: MachineOptions = field(default_factory=MachineOptions)
+    automaton: AutomatonOptions = field(default_factory=AutomatonOptions)
     json: bool = False  # print JSON instead of text
     html: Path | None = None  # write a page that draws the automaton and runs a compiled network
-    train: bool = False  # train small models of the classes said to be able and unable, and compare
+    train: bool = False  # train a small model of every class with a yes or no, and compare
     steps: int = 300  # of each training run
     train_length: int = 16  # letters in training; measured on up to eight times as many
     out: Path = Path("results/explain")  # where training runs are kept
@@ -35,11 +35,11 @@ class ExplainOptions:
 
 def main(arguments: Sequence[str]) -> None:
     options = parse(ExplainOptions, arguments, "statetrack explain")
-    name, dfa = read_machine(options.machine)
+    name, dfa = read_automaton(options.automaton)
     if options.html is not None and options.html.is_dir():
         raise UserError(f"--html is {options.html}, a folder; expected the name of a file.")
     if options.html is not None:
-        template("automaton.html")  # a missing extra is better told before the training than after it
+        template("automaton.html")  # report a missing extra before the training, not after it
     found = explain(dfa)
     if not options.json:
         print(f"{name}\n\n{found.text()}")
@@ -70,7 +70,7 @@ def _train(options: ExplainOptions, found: Explanation) -> list[Measured]:
 
 
 def _measure(r: VerdictRun, options: ExplainOptions, progress: Report) -> Measured:
-    """Carry out the run, or pick up its result, in results/explain/<run_id>."""
+    """Carry out the run, or read its result, in results/explain/<run_id>."""
     folder, lengths = options.out / r.spec.id, list(r.spec.evaluation.eval_lengths or ())
     done = run(r.spec, folder, Options(options.device, progress=progress, say=lambda text: None))
     accuracy = [done["metrics"]["accuracy"][str(length)] for length in lengths]
@@ -84,7 +84,7 @@ def _measure(r: VerdictRun, options: ExplainOptions, progress: Report) -> Measur
 
 
 def _table(measured: list[Measured], length: int) -> str:
-    """The verdicts beside what was measured, aligned."""
+    """The verdicts next to the measured accuracies, aligned."""
     width = max(len(row.verdict.model.name) for row in measured)
     columns = "".join(f"{f'{m}x = {m * length}':>10}" for m in MULTIPLES)
     lines = [f"Trained on {length} letters; share of right states after so many letters:\n"]

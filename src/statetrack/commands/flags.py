@@ -14,7 +14,7 @@ def parse(
 ) -> T:
     """Read every field of the dataclass `cls` as a flag; nested dataclasses add theirs without a prefix.
 
-    With `positional`, fields without a default are given by their place.
+    With `positional`, fields without a default are positional arguments.
     """
     tyro = require("tyro", extra="cli", for_="the command line")
     config = (tyro.conf.OmitArgPrefixes, tyro.conf.AvoidSubcommands)
@@ -24,7 +24,7 @@ def parse(
 
 
 def take_first(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
-    """The word in front of the flags, or None, and the arguments without it."""
+    """The first argument if it is not a flag, else None; and the remaining arguments."""
     if arguments and not arguments[0].startswith("-"):
         return arguments[0], list(arguments[1:])
     return None, list(arguments)

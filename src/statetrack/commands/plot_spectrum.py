@@ -1,4 +1,4 @@
-"""statetrack plot-spectrum: see whether a trained model uses the eigenvalue -1 where it must."""
+"""statetrack plot-spectrum: the eigenvalues of a trained model's transitions, as text and histogram."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from statetrack.run import load_run
 from statetrack.spec import RunSpec
 from statetrack.spectrum import Spectrum, learned_spectra
 
-MOST_TOKENS = 16  # a table by token beyond this is not read
+MAX_TOKENS = 16  # larger vocabularies get no table by token
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def _axis(spec: RunSpec) -> str:
 
 
 def as_text(spectra: Sequence[Spectrum]) -> str:
-    """Shares by range for every layer, and by token where the alphabet is small."""
+    """Fractions by range for every layer, and means by token if the vocabulary is small."""
     lines = []
     for spectrum in spectra:
         real = spectrum.real
@@ -63,7 +63,7 @@ def as_text(spectra: Sequence[Spectrum]) -> str:
         if spectrum.share_complex():
             lines.append(f"  complex       {spectrum.share_complex():>8.1%}")
         by_token = spectrum.lowest_by_token()
-        if len(by_token) <= MOST_TOKENS:
+        if len(by_token) <= MAX_TOKENS:
             means = ", ".join(f"{token}: {value:+.2f}" for token, value in by_token.items())
             lines.append(f"  mean of the lowest eigenvalue by token  {means}")
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""statetrack reproduce: one table or figure of the paper, ours next to theirs."""
+"""statetrack reproduce: one table or figure of the paper, our results next to the published ones."""
 
 import shlex
 from collections.abc import Sequence
@@ -21,16 +21,16 @@ from statetrack.training.loop import resolve_device
 class ReproduceOptions:
     """Reproduce NAME: `statetrack reproduce NAME --scale quick`; --list shows every name.
 
-    Runs that are finished are not run again; after Ctrl-C the same command goes on where it stopped.
+    Runs that are finished are not run again; after Ctrl-C the same command continues.
     --plugin FILE.py, or a module, is loaded here and by every worker process.
     """
 
     scale: Scale = "quick"  # smoke: seconds; quick: minutes; paper: the exact protocol
     workers: int = 1  # processes on this machine
-    runs_per_gpu: int = 1  # runs that each process carries out in turns, so that they share its GPU
+    runs_per_gpu: int = 1  # runs that each process interleaves on its GPU
     out: Path = Path("results/reproduce")
     only: str = ""  # only runs whose name contains all of these words, e.g. "parity mamba 'lr 0.001'"
-    seeds: int | None = None  # instead of the scale's own number
+    seeds: int | None = None  # overrides the number of the scale
     device: str = "auto"  # auto, cpu or cuda
     ray: str | None = None  # address of a Ray cluster ("auto", "host:port") to run on instead of here
     gpus_per_run: float | None = None  # on Ray: a fraction shares one GPU among runs
@@ -72,11 +72,11 @@ def _check(options: ReproduceOptions) -> None:
     if options.ray is None:
         resolve_device(options.device)
     for module, what in (("matplotlib", "drawing figures"), ("jinja2", "writing HTML reports")):
-        require(module, extra="report", for_=what)  # before hours of training, not after
+        require(module, extra="report", for_=what)  # fail before hours of training, not after
 
 
 def _selected(runs: list[LabelledRun], only: str) -> list[LabelledRun]:
-    """The runs whose full name holds every word, or quoted phrase, of `only`."""
+    """The runs whose full name contains every word or quoted phrase of `only`."""
     try:
         words = shlex.split(only.lower())
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""statetrack train: one model on one task, every field of the spec a flag."""
+"""statetrack train: one model on one task; every field of the spec is a flag."""
 
 import json
 from collections.abc import Sequence
@@ -23,8 +23,8 @@ class TrainOptions:
 
     out: Path | None = None  # results folder; results/<run_id> when None
     device: str = "auto"  # auto, cpu or cuda
-    checkpoint_seconds: float = 20.0  # a checkpoint at least this often
-    cuda_graphs: bool = True  # on a GPU, launch each step at once instead of kernel by kernel
+    checkpoint_seconds: float = 20.0  # maximum time between checkpoints
+    cuda_graphs: bool = True  # on a GPU, launch each step as one CUDA graph
     check_values: bool = False  # check beta, keys and NaN in every step (slower)
     print_spec: bool = False  # print the spec as JSON and stop
 
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def read_arguments(arguments: Sequence[str]) -> tuple[TrainOptions, RunSpec]:
-    """--plugin, --task (with its --alphabet) and --mixer decide which other flags there are: read first."""
+    """The options and the spec. --plugin, --task, --alphabet and --mixer are read before the other flags."""
     rest = take_plugins(arguments)
     if {"-h", "--help"} & {*rest}:
         load_plugins()  # to list their names
@@ -87,7 +87,7 @@ def _check_flags(parts: dict[str, Any]) -> None:
             owners[name] = part
 
 
-# The backbone's fields without the mixer, which is chosen by name. Made from ModelConfig: they cannot drift.
+# The fields of ModelConfig without the mixer, which is chosen by name.
 _Backbone = make_dataclass(
     "_Backbone",
     [(f.name, f.type) for f in ModelConfig.__dataclass_fields__.values() if f.name != "mixer"],

@@ -1,4 +1,4 @@
-"""The first run: parity and S5 swaps, each model in both eigenvalue ranges, on a laptop."""
+"""The runs of `statetrack demo`: parity and S5 swaps, each model in both eigenvalue ranges."""
 
 from dataclasses import dataclass
 
@@ -28,7 +28,7 @@ class DemoRun:
 def runs(quick: bool = False) -> list[DemoRun]:
     """Six runs of about a quarter of a minute each; `quick` trains on shorter sequences, for fewer steps."""
     length = TRAIN_LENGTH // 2 if quick else TRAIN_LENGTH
-    # One head must flip its state; with several, training finds short-range shortcuts beside it.
+    # One head that changes its sign suffices; with several, training also finds short-range shortcuts.
     one_head = {"d_model": 32, "heads": 1}
     panels = [
         ("Parity", "Mamba", "parity-dense", "mamba", {"d_model": 64}, 3e-3, 260 if quick else 300),

@@ -166,7 +166,7 @@ def _chosen(scale: Scale, panel: str) -> list[NamedModel]:
     xlstm = {"d_model": size.width // 2, "heads": 1, "bias_init": "standard"} if arithmetic else {}
     found = models(size.width, size.layers[arithmetic], xlstm)
     if scale == "smoke" and panel not in (PARITY, BRACKETS):
-        found = found[1:3]  # all models are tried on the other two
+        found = found[1:3]  # the other tasks run all models
     if scale == "quick":
         found = [m for m in found if not m.ours or (not arithmetic and m.label in QUICK_OURS)]
     return found

@@ -1,4 +1,4 @@
-"""Theory beside training: small models of the classes that `explain` says can or cannot track a language."""
+"""Trained models next to the theory: small models of the classes in the table of `explain`."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +10,7 @@ from statetrack.spec import EvaluationConfig, RunSpec, TrainingConfig
 from statetrack.tasks import Automaton
 
 MULTIPLES = (1, 2, 4, 8)  # of the training length: the columns of the table
-MOST_FACTORS, MOST_LAYERS = 6, 4  # what is trained on a laptop
+MAX_FACTORS, MAX_LAYERS = 6, 4  # larger classes are not trained
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class VerdictRun:
 
 @dataclass(frozen=True)
 class Measured:
-    """A finished run: accuracy at `MULTIPLES` of the training length, and that of the commonest state."""
+    """A finished run: accuracy at `MULTIPLES` of the training length, and that of the most frequent state."""
 
     verdict: Verdict
     model: str
@@ -46,7 +46,7 @@ class Measured:
 
 
 def runs(found: Explanation, steps: int, length: int) -> list[VerdictRun]:
-    """A run for every class that is said to be able or unable; of several alike, the smallest."""
+    """A run for every class with a yes or no; of equivalent classes, the smallest."""
     dfa = found.dfa.minimal()
     if dfa.n_states == 1 or not dfa.alphabet:
         raise UserError("explain: the automaton has a single state or no letters: there is nothing to train.")
@@ -76,7 +76,7 @@ def _model(verdict: Verdict, found: Explanation) -> tuple[str, ModelConfig] | No
         return name, model_config("mamba", d_model=32, layers=layers, eigenvalues=m.eigenvalues)
     k = m.householders or 1
     cascade_not_needed = m.name.endswith("(cascade)") and m is not found.cheapest
-    if k > MOST_FACTORS or layers > MOST_LAYERS or cascade_not_needed:
+    if k > MAX_FACTORS or layers > MAX_LAYERS or cascade_not_needed:
         return None
     name = (
         f"DeltaNet {m.eigenvalues}, {_layers(layers)}" if k == 1 else f"DeltaProduct_{k}, {_layers(layers)}"

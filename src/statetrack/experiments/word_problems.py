@@ -1,4 +1,4 @@
-"""What the group word problems of Sec. 5.2 and App. E.2 share: the models and the training protocol."""
+"""Models and training protocol shared by the group word problems of Sec. 5.2 and App. E.2."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +10,7 @@ from statetrack.ops.checks import EIGENVALUES
 from statetrack.spec import EvaluationConfig, RunSpec, TrainingConfig
 from statetrack.tasks import WordProblem, task
 
-# One AdamW for all of them: constant rate, no warm-up (App. E.2).
+# AdamW for all models: constant learning rate, no warm-up (App. E.2).
 PROTOCOL = TrainingConfig(
     steps=312_500,
     batch=512,
@@ -21,14 +21,14 @@ PROTOCOL = TrainingConfig(
     clip=1.0,
     log_every=500,
 )
-# The paper does not say; the kernels its authors used take bfloat16. Recurrences keep float32.
+# Not stated in the paper; the kernels its authors used take bfloat16. Recurrences use float32.
 PAPER_TRAINING = replace(PROTOCOL, precision="bfloat16")
 EVALUATION = EvaluationConfig(eval_samples=40_000, eval_batch=500)
 
 
 @dataclass(frozen=True)
 class Size:
-    """How much of the protocol a scale carries out."""
+    """The size of the experiment at one scale."""
 
     training: TrainingConfig
     evaluation: EvaluationConfig
@@ -91,7 +91,7 @@ def tiny(model: NamedModel) -> NamedModel:
 
 
 def smoke_models(panels: Sequence[str]) -> dict[str, list[NamedModel]]:
-    """Every model on the first panel, two of them on the others: all code is tried once."""
+    """Every model on the first panel, two of them on the others: all code runs once."""
     small = [tiny(model) for model in models()]
     return {panel: small if i == 0 else small[:2] for i, panel in enumerate(panels)}
 

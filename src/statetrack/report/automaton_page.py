@@ -12,9 +12,9 @@ from statetrack.files import write_text
 from statetrack.report.page import TEMPLATES, template
 
 DRAWN_STATES = 40
-MOST_LEVELS, WIDEST_LEVEL = 24, 64
-CONTEXTS, NUMBERS = 20_000, 300_000  # a page of a few megabytes at most
-TRIED_STATES = 16  # up to here every strategy is tried, beyond it the automatic choice only
+MAX_LEVELS, MAX_LEVEL_SIZE = 24, 64
+CONTEXTS, NUMBERS = 20_000, 300_000  # limits that keep a page below a few megabytes
+TRIED_STATES = 16  # with more states only the automatic strategy is compiled
 LONGEST_WORD = 5_000
 WITNESS_REPEATS = 6
 
@@ -31,7 +31,7 @@ TITLES = {
 def write_automaton_page(
     path: Path, title: str, found: Explanation, measured: list[Measured], train_length: int
 ) -> None:
-    """Write a page that stands alone: no fonts, scripts or pictures from elsewhere."""
+    """Write a self-contained page: fonts, scripts and pictures are not loaded from elsewhere."""
     page, markupsafe = template("automaton.html")
     networks, left_out = page_networks(found.dfa)
     dfa = found.dfa
@@ -67,7 +67,7 @@ def write_automaton_page(
 
 
 def page_networks(dfa: DFA) -> tuple[list[dict[str, Any]], list[str]]:
-    """The networks small enough to run in a page, the automatic choice first, and what was left out, why."""
+    """The networks small enough for a page, the automatic choice first, and why others were left out."""
     networks: dict[str, dict[str, Any]] = {}
     left_out: dict[str, str] = {}
     small = dfa.n_states <= TRIED_STATES
@@ -75,11 +75,11 @@ def page_networks(dfa: DFA) -> tuple[list[dict[str, Any]], list[str]]:
         try:
             compiled = compile_dfa(dfa, strategy, "float64")
         except UserError:
-            continue  # this strategy is not for this kind of automaton
+            continue  # this strategy does not apply to the automaton
         chosen, sizes = compiled.strategy, [layer.size for layer in compiled.layers]
         if chosen in networks or (strategy != "auto" and not sizes):
             continue
-        if len(sizes) > MOST_LEVELS or max(sizes, default=0) > WIDEST_LEVEL:
+        if len(sizes) > MAX_LEVELS or max(sizes, default=0) > MAX_LEVEL_SIZE:
             left_out[chosen] = (
                 f"{len(sizes)} level{'s' if len(sizes) > 1 else ''} with vectors up to {max(sizes)} long"
             )
@@ -94,7 +94,7 @@ def page_networks(dfa: DFA) -> tuple[list[dict[str, Any]], list[str]]:
 
 
 def _for_page(plain: dict[str, Any], sizes: list[int]) -> dict[str, Any]:
-    """Only what the page uses. A level is one-hot when its vector marks the level's state."""
+    """The fields the page uses. A level is one-hot if its largest entry marks the level's state."""
     shape = f", {len(sizes)} level{'s' if len(sizes) > 1 else ''} of size {', '.join(map(str, sizes))}"
     levels = []
     for level in plain["levels"]:
@@ -107,12 +107,12 @@ def _for_page(plain: dict[str, Any], sizes: list[int]) -> dict[str, Any]:
 
 
 def example_word(dfa: DFA, length: int = 10) -> str:
-    """A word that takes every letter and moves through many states, spelt as the page reads it."""
+    """A word that contains every letter and visits many states, in the page's input format."""
     if not dfa.alphabet:
         return ""
     word, state, seen = [], dfa.start, {dfa.start: 1}
     for t in range(length):
-        # Prefer the target seen least, then the letter whose turn it is.
+        # Prefer the least visited target, then the letters in turn.
         turn = [*dfa.alphabet[t % len(dfa.alphabet) :], *dfa.alphabet[: t % len(dfa.alphabet)]]
         letter = min(turn, key=lambda a: seen.get(dfa.transitions[a][state], 0))
         state = dfa.transitions[letter][state]

@@ -77,7 +77,7 @@ def _measure_words(results: ItemResults) -> str:
 
 
 def _hardware(finished: Sequence[Result]) -> list[dict[str, str]]:
-    """Per kind of machine: how many runs, and how long they took in all."""
+    """Per kind of machine: the number of runs and their total time."""
     seconds: dict[str, list[float]] = {}
     for result in finished:
         done = result.done or {}

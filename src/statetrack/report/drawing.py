@@ -1,4 +1,4 @@
-"""How curves look in every figure of an item: told apart in colour, in grey, and without colour vision."""
+"""Line styles shared by all figures of an item, distinguishable in grey and by colour-blind readers."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 
 def look(run: LabelledRun, families: Sequence[str]) -> dict:
     """Colour and marker by family, dashes by eigenvalue range, hollow markers for one layer."""
-    # with a single family there are colours to spare for the range
+    # with a single family, colours distinguish the ranges
     place = families.index(run.family) if len(families) > 1 else list(DASHES).index(run.eigenvalues)
     colour = COLOURS[place % len(COLOURS)]
     return {
@@ -32,7 +32,7 @@ def families_of(runs: Sequence[LabelledRun]) -> list[str]:
 
 
 def interval(values: Sequence[float], samples: float, chance: float) -> float:
-    """Half a 95 % interval of a mean scaled accuracy: over seeds, or of one seed over its sequences."""
+    """Half-width of the 95 % interval of a mean scaled accuracy: over seeds, or over one seed's sequences."""
     n, mean = len(values), sum(values) / len(values)
     if n == 1:
         accuracy = min(max(chance + (1 - chance) * mean, 0.0), 1.0)

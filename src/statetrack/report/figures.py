@@ -1,4 +1,4 @@
-"""Figures. They read results, never models."""
+"""Figures, drawn from results; no model is loaded."""
 
 import io
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from statetrack.errors import require
 
-# Okabe and Ito's colours: told apart by every kind of colour vision. Line styles serve grey print.
+# The colour-blind-safe palette of Okabe and Ito; line styles distinguish curves in grey print.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 STYLES = {"[0,1]": (0, (4, 2)), "[-1,1]": "-"}
@@ -59,7 +59,7 @@ def accuracy_against_length(panels: Sequence[Panel], title: str) -> bytes:
 
 
 def _draw(axis, panel: Panel, models: Sequence[str]) -> None:
-    """Colour and marker by model, the same in every panel; dashes by range. Markers of models take turns."""
+    """Colour and marker by model, the same in every panel; dashes by range. Markers of models are offset."""
     for curve in panel.curves:
         place = models.index(curve.model)
         axis.plot(

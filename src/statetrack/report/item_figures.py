@@ -9,7 +9,7 @@ from statetrack.report.results import ItemResults, Result
 from statetrack.report.summary import Row, summarise
 from statetrack.report.text import scale_words
 
-MOST_POINTS = 400  # of a learning curve
+MAX_POINTS = 400  # of a learning curve
 
 
 def item_figure(results: ItemResults) -> dict[str, bytes]:
@@ -17,7 +17,7 @@ def item_figure(results: ItemResults) -> dict[str, bytes]:
     rows = [row for row in summarise(results) if row.chosen]
     draw: dict[str, Callable] = {"curves": _curves, "grid": _grid, "dots": _dots}
     figure = draw[results.item.figure](results, rows)
-    columns = int(12 * figure.get_figwidth())  # letters that fit at this size
+    columns = int(12 * figure.get_figwidth())  # characters that fit at this size
     title = "\n".join(
         line for text in (results.item.what, scale_words(results.scale)) for line in wrap(text, columns)
     )
@@ -43,7 +43,7 @@ def _curves(results: ItemResults, rows: list[Row]):
 
 
 def _legend(figure, handles: dict, panels: list[str]) -> None:
-    """One legend under all panels; long enough handles to tell the dashes apart."""
+    """One legend under all panels, with handles long enough to show the dashes."""
     if handles:
         columns = min(_legend_columns(panels), len(handles))
         place = "outside lower center"
@@ -75,13 +75,13 @@ def _curve(axis, row: Row, style: dict, band: bool = False):
 
 
 def _finish(axis, title: str, rows: Sequence[Row]) -> None:
-    """Title, axes, the training length, and the guessing line."""
+    """Title, axes, the training length, and the accuracy of guessing."""
     lengths = rows[0].run.spec.training.train_lengths
     assert lengths is not None
     drawing.mark_training_length(axis, lengths[1])
     axis.axhline(0, color="#bbbbbb", linewidth=0.8, zorder=0)
     majority = rows[0].majority
-    if majority and majority > 0.04:  # nearer to 0 it says nothing
+    if majority and majority > 0.04:  # near 0 it coincides with guessing
         axis.axhline(majority, color="#999999", linewidth=0.8, linestyle=(0, (1, 2)), zorder=0)
         axis.annotate(
             "majority",
@@ -199,7 +199,7 @@ def learning_curves(results: ItemResults) -> bytes:
 
 def _losses(result: Result) -> tuple[list[int], list[float]]:
     rows = result.rows()
-    rows = rows[:: max(1, len(rows) // MOST_POINTS)]
+    rows = rows[:: max(1, len(rows) // MAX_POINTS)]
     return [row["step"] for row in rows], [max(row["loss"], LOSS_FLOOR) for row in rows]
 
 

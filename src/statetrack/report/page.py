@@ -1,4 +1,4 @@
-"""Self-contained HTML pages: the pictures are inside, nothing is fetched."""
+"""Self-contained HTML pages: pictures are embedded, nothing is loaded from elsewhere."""
 
 import base64
 from collections.abc import Callable
@@ -19,7 +19,7 @@ def write_page(path: Path, template_name: str, *, figure: bytes, **values: Any) 
 
 
 def template(name: str) -> tuple[Any, Callable[[str], str]]:
-    """A template that escapes what it is given, and the mark that exempts text known to be HTML."""
+    """A template with autoescaping, and the `Markup` class that marks text as HTML."""
     jinja2 = require("jinja2", extra="report", for_="writing HTML reports")
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=True, undefined=jinja2.StrictUndefined

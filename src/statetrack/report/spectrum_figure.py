@@ -8,7 +8,7 @@ from statetrack.spectrum import Spectrum
 
 
 def spectrum_figure(spectra: Sequence[Spectrum], title: str, label: str) -> bytes:
-    """A PNG. The y axis is logarithmic: one flip among a hundred letters is what one looks for."""
+    """A PNG with a logarithmic y axis, so that rare eigenvalues near -1 are visible."""
     figure = figures.new_figure(max(5.0, 3.6 * len(spectra)), 3.4)
     axes = figure.subplots(1, len(spectra), squeeze=False, sharey=True)[0]
     edges = [-1.025 + 0.05 * i for i in range(42)]

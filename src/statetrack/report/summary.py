@@ -1,4 +1,4 @@
-"""Our numbers next to the paper's: one row per model and task, and the orderings the paper reports."""
+"""Our numbers next to the published ones: a row per model and task, and the orderings in the paper."""
 
 from dataclasses import dataclass
 from statistics import median
@@ -6,7 +6,7 @@ from statistics import median
 from statetrack.experiments.item import Claim, LabelledRun, Published
 from statetrack.report.results import ItemResults, Result
 
-MARGIN = 0.05  # a smaller lead over all lengths is not called an ordering
+MARGIN = 0.05  # minimum difference of the means over lengths for an ordering
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def _choose_rate(group: list[Result]) -> list[Result]:
     for result in group:
         if result.done is not None:
             by_rate.setdefault(result.run.spec.training.lr, []).append(result)
-    # a rate whose seeds are not all there competes only if none has more
+    # rates with missing seeds are considered only if no rate has more
     most = max(map(len, by_rate.values()), default=0)
     complete = [seeds for seeds in by_rate.values() if len(seeds) == most]
     return max(complete, key=lambda seeds: median(r.score() for r in seeds), default=[])

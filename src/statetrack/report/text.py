@@ -1,4 +1,4 @@
-"""The table ours / paper / difference as aligned text, and as cells for the page."""
+"""The table of our values, the paper's and the differences, as aligned text and as cells for the page."""
 
 from statetrack.report.results import ItemResults
 from statetrack.report.summary import Row, judge, summarise

@@ -1,4 +1,10 @@
-"""Tasks by name."""
+"""Tasks: sequences with labels, by name.
+
+    batch = task("s5-swaps").sample(64, (32, 32), torch.Generator().manual_seed(0))
+    batch.inputs, batch.targets     both (B, T)
+
+`TASKS` holds the named ones; "regex:(ab|ba)*", "dfa:FILE.json" and "group:S5" are tasks of automata.
+"""
 
 from statetrack.config import register, register_kind
 from statetrack.errors import UserError, unknown_name
@@ -30,8 +36,13 @@ TASKS: dict[str, Task] = {
 
 
 def task(name: str, alphabet: str | None = None) -> Task:
-    """The task of this name, with its defaults; or an automaton's: "regex:(ab|ba)*" with its alphabet,
-    "dfa:FILE.json", "group:S5"; or that of a file with sequences: "jsonl:FILE"."""
+    """The task of this name, with its defaults.
+
+    task("parity"), task("s5-swaps")          a name in `TASKS`
+    task("regex:(ab|ba)*", alphabet="ab")     the states of the automaton of a regex
+    task("dfa:FILE.json"), task("group:S5")   of an automaton in a file, or of a named group
+    task("jsonl:FILE")                        sequences with labels, stored in a file
+    """
     if name.startswith(PREFIXES):
         return automaton_task(name, alphabet)
     from_file = name.startswith(JSONL_PREFIX)

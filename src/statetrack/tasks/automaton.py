@@ -24,11 +24,11 @@ class Automaton(Task):
         inputs   2  0  1  0  0
         targets  0  1  1  0  1
 
-    `automaton` is the JSON text of `DFA.to_json`, so a spec stands alone. `words` says how letters are drawn.
-    "uniform": each of them, always. In a language such as (ab|ba)* nearly every long uniform word has long
-    ended in the sink, and guessing that is right; "live" words take letters after which acceptance is still
-    open (some continuation is accepted, another is not), half of them to the end, the others up to a random
-    place after which they are uniform.
+    `automaton` is the JSON text of `DFA.to_json`, so a spec is self-contained. `words` selects how letters
+    are drawn. "uniform": independently and uniformly. In a language such as (ab|ba)* nearly every long
+    uniform word ends in the sink, and always answering "sink" is almost always right. "live": letters after
+    which acceptance is still open (some continuation is accepted, another is not); half of the words to the
+    end, the others up to a random position, after which they are uniform.
     """
 
     automaton: str
@@ -77,7 +77,7 @@ class Automaton(Task):
         letters = torch.randint(self.bos, (B, T), generator=generator, device=device)
         if self.words == "uniform":
             return labelled_up_to(lengths, self.label(letters))
-        # Below T it is the place from which the word is uniform; the other half stays live to the end.
+        # Below T: the position from which the word is uniform; the other half stays live to the end.
         free_from = torch.randint(2 * T, (B,), generator=generator, device=device)
         chosen = torch.rand((B, T), generator=generator, device=device)
         tables, state = _tables(self.automaton, device), self._start(B, device)
@@ -89,7 +89,7 @@ class Automaton(Task):
         return labelled_up_to(lengths, self.label(letters))
 
     def label(self, letters: Tensor) -> Batch:
-        """The batch of given words, (B, T) places in the alphabet."""
+        """The batch of given words, (B, T) indices into the alphabet."""
         states = walk(_tables(self.automaton, letters.device).move, letters, self.dfa.start)
         bos, start = (torch.full_like(letters[:, :1], value) for value in (self.bos, self.dfa.start))
         return Batch(torch.cat([bos, letters], 1), torch.cat([start, states], 1))
@@ -101,7 +101,7 @@ class Automaton(Task):
 class _Tables(NamedTuple):
     move: Tensor  # (letters, states): the next state
     live: Tensor  # (states, letters): the letters that keep acceptance open, first
-    live_count: Tensor  # (states,): how many they are; all letters where there is none
+    live_count: Tensor  # (states,): their number; all letters where there is none
 
 
 @lru_cache(maxsize=64)

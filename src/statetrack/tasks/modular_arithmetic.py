@@ -1,4 +1,4 @@
-"""Modular arithmetic (Sec. 5.1): what does a random expression amount to, mod 5?"""
+"""Modular arithmetic (Sec. 5.1): the value of a random expression modulo 5."""
 
 import re
 from abc import abstractmethod
@@ -19,10 +19,10 @@ PAD = "_"
 
 @dataclass(frozen=True)
 class Arithmetic(Task):
-    """What both forms share: one answer per sequence, asked at `=`, and written with the token of its digit.
+    """Base class of both forms: one label per sequence, at `=`, which is the token of the answer's digit.
 
-    `symbols` lists the vocabulary in the order of the token ids; answers outside the digits can be given too,
-    so the classes are the whole vocabulary.
+    `symbols` lists the vocabulary in the order of the token ids. The classes are the whole vocabulary, so a
+    model can also give answers that are not digits.
     """
 
     modulus: int = 5
@@ -86,8 +86,8 @@ class ModularArithmetic(Arithmetic):
         inputs      7  2  8  2  8  3  7  4
         targets     .  .  .  .  .  .  .  8         8 is the token of the digit 3
 
-    A length counts the answer, so it is odd: n digits make 2 n + 1. Digits and operators are uniform. A
-    regular language: the sum so far and the signed product in progress, both mod 5, are all one must keep.
+    A length counts the answer, so it is odd: n digits make 2 n + 1. Digits and operators are uniform. The
+    language is regular: its state is the sum so far and the signed product in progress, both mod 5.
     """
 
     @property
@@ -131,7 +131,7 @@ class BracketArithmetic(Arithmetic):
 
     multiplication: bool = True
 
-    drawn_without_looking = False  # how many subexpressions a level of the trees has depends on the draw
+    drawn_without_looking = False  # the number of subexpressions per level of the trees is random
 
     @property
     def symbols(self) -> tuple[str, ...]:
@@ -155,8 +155,8 @@ class BracketArithmetic(Arithmetic):
     def _grow(self, inputs: Tensor, size: Tensor, generator: Generator) -> None:
         """Write the symbols of random trees over `inputs` (B, T), which holds random digits.
 
-        One round per level of the trees: all subexpressions of that level, of the whole batch, at once. Each
-        is a start in the flat `inputs` and a length.
+        One iteration per level of the trees handles all subexpressions of that level in the whole batch. Each
+        is given by its start in the flat `inputs` and its length.
         """
         plus, minus, opening, closing = map(self.symbols.index, ("+", "-", "(", ")"))
         operators = len(OPERATORS) if self.multiplication else 2
@@ -177,7 +177,7 @@ class BracketArithmetic(Arithmetic):
 
 
 def calculate(inputs: Tensor, symbols: tuple[str, ...], modulus: int) -> Tensor:
-    """The values (B,) of expressions (B, T), as a pocket calculator reads them: once, from left to right.
+    """The values (B,) of expressions (B, T), evaluated in one pass from left to right.
 
     Every open bracket keeps a sum and the signed product in progress, (s, p), from (0, 1); then
 
@@ -185,7 +185,7 @@ def calculate(inputs: Tensor, symbols: tuple[str, ...], modulus: int) -> Tensor:
         + or -       s <- s + p, p <- 1 or -1    - as a sign  p <- -p
         (            a new (0, 1) on top         )            the value s + p of the one on top, as a digit
 
-    Mod m the pair has m^2 values, so a symbol is a row of a table, and a step of the whole batch a look-up.
+    Mod m the pair has m^2 values, so a symbol is a row of a table, and a step of the batch is a look-up.
     """
     rows, table = _table(symbols, modulus, inputs.device)
     tokens = inputs.T.contiguous()  # (T, B), as all that follows
@@ -203,7 +203,7 @@ def calculate(inputs: Tensor, symbols: tuple[str, ...], modulus: int) -> Tensor:
     memory = F.pad(torch.ones(2 * B * levels, dtype=torch.long, device=inputs.device), (0, 1))
     pair = torch.arange(B, device=inputs.device) * levels + level
     value = pair + B * levels
-    # where a symbol's row begins in the table; a closing bracket has none, the value inside gives its row
+    # offset of a symbol's row in the table; for a closing bracket the value inside selects the row
     begin = torch.where(closing, 0, row * modulus**2)
     read = torch.stack([pair, torch.where(closing, value + 1, 2 * B * levels)], dim=1)
     write = torch.stack([pair, value], dim=1)

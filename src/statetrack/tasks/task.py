@@ -1,4 +1,4 @@
-"""What a task is: a way to draw sequences with labels. Tasks never see a model."""
+"""The interface of a task: it draws sequences with labels. Tasks never see a model."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -13,12 +13,17 @@ IGNORE = -100  # the target of a position that does not count
 
 
 class Batch(NamedTuple):
+    """Sequences and their labels, both (B, T); positions without a label have the target IGNORE = -100."""
+
     inputs: Tensor  # (B, T), integers below vocab_size
     targets: Tensor  # (B, T), integers below n_classes, or IGNORE
 
 
 def answer_positions(targets: Tensor) -> Tensor:
-    """Where the one position that counts is in each sequence of a "last" task, (B, 1)."""
+    """The index of the labelled position of each sequence of a "last" task, (B, 1).
+
+    `targets` (B, T) are those of a `Batch`; every row holds one target other than IGNORE.
+    """
     return (targets != IGNORE).byte().argmax(1, keepdim=True)
 
 
@@ -26,25 +31,30 @@ def answer_positions(targets: Tensor) -> Tensor:
 class Task(ABC):
     """Sequences of tokens with labels. Randomness enters through `generator`, which also sets the device.
 
-    `labels` says which positions count: "dense" tasks label every position, so one long batch measures all
-    shorter lengths too; "last" tasks label one position per sequence and mix lengths in a batch; "given"
-    tasks mix lengths and label any positions (see `StoredTask`).
+        task = statetrack.task("s5-swaps")
+        batch = task.sample(64, (32, 32), torch.Generator().manual_seed(0))     64 sequences of length 32
+
+    `labels` says which positions have labels: "dense" tasks label every position, so one long batch measures
+    all shorter lengths too; "last" tasks label one position per sequence and mix lengths in a batch;
+    "given" tasks mix lengths and label any positions (see `StoredTask`).
     """
 
     labels: ClassVar[Literal["dense", "last", "given"]]
     train_lengths: ClassVar[tuple[int, int]]  # drawn uniformly, both ends included
-    eval_lengths: ClassVar[tuple[int, ...]]  # where accuracy is reported, or edges of bins for "last"
+    eval_lengths: ClassVar[tuple[int, ...]]  # where accuracy is reported; bin edges for "last"
     shortest: ClassVar[int] = 1
-    # Whether `fill` with a width does the same operations whatever it draws, as a CUDA graph needs it.
+    # Whether `fill` with a width runs the same operations whatever it draws, as a CUDA graph requires.
     drawn_without_looking: ClassVar[bool] = True
 
     @property
     @abstractmethod
-    def vocab_size(self) -> int: ...
+    def vocab_size(self) -> int:
+        """Tokens are integers below this."""
 
     @property
     @abstractmethod
-    def n_classes(self) -> int: ...
+    def n_classes(self) -> int:
+        """Labels are integers below this."""
 
     @property
     @abstractmethod
@@ -53,20 +63,20 @@ class Task(ABC):
 
     @abstractmethod
     def fill(self, lengths: Tensor, generator: Generator, width: int | None = None) -> Batch:
-        """One sequence for each length in `lengths` (B,), padded to what a length of `width` takes.
+        """One sequence for each length in `lengths` (B,), padded to the size of a sequence of length `width`.
 
-        Without a width they are padded to the longest, which on a GPU means to wait for `lengths`.
+        Without a width they are padded to the longest, which on a GPU synchronises to read `lengths`.
         """
 
     def sample(self, batch: int, lengths: tuple[int, int], generator: Generator) -> Batch:
-        """`batch` sequences with lengths uniform in [low, high]; where lengths mix, padded to `high`."""
+        """`batch` sequences with lengths uniform in [low, high]; mixed lengths are padded to `high`."""
         known = self.labels == "last" or lengths[0] == lengths[1]
         return self.fill(
             self.draw_lengths(batch, lengths, generator), generator, lengths[1] if known else None
         )
 
     def draw_lengths(self, batch: int, lengths: tuple[int, int], generator: Generator) -> Tensor:
-        """Lengths (batch,), uniform in [low, high]; dense tasks give a whole batch one length."""
+        """Lengths (batch,), uniform in [low, high]; dense tasks use one length for a whole batch."""
         low, high = lengths
         if not self.shortest <= low <= high:
             raise UserError(
@@ -79,6 +89,6 @@ class Task(ABC):
 
 
 def labelled_up_to(lengths: Tensor, batch: Batch) -> Batch:
-    """Dense labels behind a start token, without those past each sequence's length: they do not count."""
+    """The batch with targets past each sequence's length set to IGNORE; position 0 is the start token."""
     position = torch.arange(batch.targets.shape[1], device=batch.targets.device)
     return Batch(batch.inputs, torch.where(position <= lengths[:, None], batch.targets, IGNORE))

@@ -25,8 +25,8 @@ class WordProblem(Task):
         targets  6  1  3  1  5
 
     `inputs` restricts the elements drawn: "swaps" move at most two points, "up-to-3" at most three,
-    "generators" are those the group was given by. With `tokens_per_element` k > 1 every element is followed
-    by k - 1 fillers, and its label comes k - 1 positions late, so the model has k tokens to apply it.
+    "generators" are those the group was defined by. With `tokens_per_element` k > 1 every element is followed
+    by k - 1 filler tokens, and its label comes k - 1 positions later, so the model has k tokens to apply it.
     """
 
     group: str = "S5"
@@ -93,7 +93,7 @@ class WordProblem(Task):
         return Batch(torch.cat([bos, inputs], 1), torch.cat([bos, targets], 1))
 
 
-@lru_cache(maxsize=16)  # asked for in every training step
+@lru_cache(maxsize=16)  # used in every training step
 def _allowed_on(of: str, inputs: str, device: torch.device) -> Tensor:
     return torch.from_numpy(_allowed(group(of), inputs)).to(device)
 

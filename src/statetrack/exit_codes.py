@@ -1,6 +1,6 @@
-"""How a command ends: one line and an exit code, never a traceback for what a user did.
+"""Exit codes of commands: errors become one line on stderr, without a traceback for a user's mistakes.
 
-Imports nothing heavy, so that Ctrl-C is caught while torch loads.
+Imports nothing heavy, so that Ctrl-C is handled while torch loads.
 """
 
 import contextlib
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from statetrack.errors import Diverged, Interrupted, UserError
 
-# what the system says of a file named where a folder is expected, or the reverse, or one that is not ours
+# a file where a folder is expected, or the reverse, or one without permission
 PATH_MISTAKES = NotADirectoryError, IsADirectoryError, FileExistsError, PermissionError
 
 
@@ -29,7 +29,7 @@ def exit_codes(quiet: bool = False) -> Iterator[None]:
     except Diverged as error:
         _leave(quiet, 1, f"error: {error}")
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has gone: say no more
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader closed the pipe
         raise SystemExit(1) from None
     except PATH_MISTAKES as error:
         _leave(quiet, 2, f"error: {error}. Choose another path.")

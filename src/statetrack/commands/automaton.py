@@ -9,17 +9,17 @@ from statetrack.errors import UserError
 
 
 @dataclass(frozen=True)
-class MachineOptions:
+class AutomatonOptions:
     """Give one of --regex (with --alphabet), --dfa and --group."""
 
-    regex: str | None = None  # in the dialect of Python's re.fullmatch, without its irregular parts
+    regex: str | None = None  # syntax of re.fullmatch, without back-references and look-around
     alphabet: str | None = None  # the letters a regex is over, such as ab
     dfa: Path | None = None  # JSON file: alphabet, transitions, start, accepting
     group: str | None = None  # S5, A5, Z7, D4, Q8, M11
 
 
-def read_machine(given: MachineOptions) -> tuple[str, DFA]:
-    """What the user called it, and the automaton."""
+def read_automaton(given: AutomatonOptions) -> tuple[str, DFA]:
+    """The name the user gave, and the automaton."""
     chosen = [name for name in ("regex", "dfa", "group") if getattr(given, name) is not None]
     if len(chosen) != 1:
         found = "none" if not chosen else " and ".join(f"--{name}" for name in chosen)

@@ -1,0 +1,164 @@
+"""The documentation: it builds without warnings, is complete, and its code runs."""
+
+import contextlib
+import importlib
+import importlib.util
+import inspect
+import re
+import shlex
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+def load(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+BUILDER = load(ROOT / "tools/build_docs.py")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The HTML of everything, built once; a warning fails the build."""
+    output = tmp_path_factory.mktemp("docs") / "html"
+    BUILDER.build(output)
+    return output
+
+
+def public_names():
+    for module in BUILDER.MODULES:
+        for name in importlib.import_module(module).__all__:
+            yield module, name
+
+
+PUBLIC = sorted(public_names())
+DOCUMENTED = [
+    (module, name)
+    for module, name in PUBLIC
+    if callable(getattr(importlib.import_module(module), name))  # the rest are constants and modules
+]
+
+
+@pytest.mark.parametrize("module", BUILDER.MODULES)
+def test_every_public_name_has_an_entry(site, module):
+    page = (site / f"{module.replace('.', '/')}.html").read_text()
+    for name in importlib.import_module(module).__all__:
+        assert f'id="{name}"' in page or f"{module}.{name}" in BUILDER.MODULES, f"{module}.{name}"
+
+
+def test_comments_on_fields_are_shown(site):
+    """As text of their own, not only in the source that a page can unfold."""
+    for module, comment in (
+        ("spec", "largest gradient norm"),
+        ("tasks", "(B, T), integers below"),
+    ):
+        assert f'<div class="docstring"><p>{comment}' in (site / f"statetrack/{module}.html").read_text()
+
+
+def test_links_and_anchors_of_the_pages_lead_somewhere(site):
+    for path in site.rglob("*.html"):
+        if "results" in path.parts:  # reports are copied as they are
+            continue
+        markup = re.sub(r"<script.*?</script>", "", path.read_text(), flags=re.S)
+        for target, anchor in re.findall(r'<a [^>]*href="([^"#:]*)(?:#([^"]*))?"', markup):
+            to = path.parent / target if target else path
+            assert to.exists(), f"{path.name} links to {target}"
+            if anchor and to.suffix == ".html":
+                assert re.search(f'(id|name)="{re.escape(anchor)}"', to.read_text()), f"{target}#{anchor}"
+
+
+@pytest.mark.parametrize(("module", "name"), DOCUMENTED)
+def test_public_names_say_what_they_do(module, name):
+    """In a sentence at least; tasks, automata, specs and runs with an example, an equation or the shapes."""
+    value = getattr(importlib.import_module(module), name)
+    text = inspect.getdoc(value) or ""
+    assert not text.startswith(f"{name}("), f"{module}.{name} has only a generated docstring"
+    if inspect.isclass(value) and issubclass(value, Exception):
+        assert text, f"{module}.{name} has no docstring"
+        return
+    assert len(text) >= 50, f"{module}.{name}: only {text!r}"
+    if module.split(".")[1:2] in (["tasks"], ["automata"], ["spec"], ["run"]):
+        assert any(sign in text for sign in ("\n", "(B", "=")), f"{module}.{name}: only {text!r}"
+
+
+@pytest.mark.parametrize(("module", "name"), DOCUMENTED)
+def test_public_functions_are_fully_typed(module, name):
+    value = getattr(importlib.import_module(module), name)
+    for function in [value] if inspect.isfunction(value) else methods(value):
+        function = inspect.unwrap(function)
+        signature = inspect.signature(function)
+        for parameter in list(signature.parameters.values()):
+            if parameter.name not in ("self", "cls"):
+                assert parameter.annotation is not parameter.empty, f"{function.__qualname__}: {parameter}"
+        if function.__name__ != "__init__":
+            assert signature.return_annotation is not signature.empty, f"{function.__qualname__} returns?"
+
+
+def methods(cls: type):
+    """What the class itself defines and users call: public methods, properties, the constructor."""
+    for name, member in vars(cls).items():
+        made = getattr(member, "__func__", getattr(member, "fget", getattr(member, "func", member)))
+        generated = name == "__init__" and hasattr(cls, "__dataclass_fields__")
+        public = name == "__init__" or not name.startswith("_")
+        # the default of a field can be a function, too
+        if inspect.isfunction(made) and made.__name__ == name and public and not generated:
+            yield made
+
+
+def blocks(language: str):
+    """The code blocks of the pages, each with its page; one after `<!-- not run -->` is left out."""
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+        found = re.findall(rf"(<!-- not run -->\n)?```{language}\n(.*?)```", page.read_text(), flags=re.S)
+        yield from ((page.name, code) for marked, code in found if not marked)
+
+
+PYTHON = list(blocks("python"))
+
+
+@pytest.mark.parametrize(("page", "code"), PYTHON, ids=[page for page, _ in PYTHON])
+def test_python_in_the_pages_runs(page, code, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with contextlib.redirect_stdout(None):
+        exec(compile(code, page, "exec"), {})
+
+
+COMMANDS = [
+    (page, line.split(" #")[0].strip())
+    for page, code in blocks("sh")
+    for line in code.splitlines()
+    if re.match(r"(\.venv/bin/)?statetrack ", line)
+]
+
+
+@pytest.mark.parametrize(("page", "line"), COMMANDS, ids=[line for _, line in COMMANDS])
+def test_commands_in_the_pages_parse(page, line, monkeypatch):
+    """Their flags are read by the command itself, which is stopped where its work would begin."""
+    from statetrack.cli import main
+    from statetrack.commands import flags
+
+    class Parsed(Exception):
+        pass
+
+    read = flags.parse
+
+    def parse_and_stop(*arguments, **options):
+        read(*arguments, **options)
+        raise Parsed
+
+    words = shlex.split(line.split(" > ")[0])[1:]
+    if words[0] == "train":
+        main([*words, *([] if "--print-spec" in words else ["--print-spec"])])
+        return
+    module = importlib.import_module(f"statetrack.commands.{words[0].replace('-', '_')}")
+    monkeypatch.setattr(module, "parse", parse_and_stop)
+    with pytest.raises(Parsed):
+        main(words)

@@ -1,0 +1,50 @@
+"""The scripts in examples/ run, and print what their docstrings promise."""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+def output_of(name):
+    result = subprocess.run([sys.executable, EXAMPLES / name], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def test_a_module_of_ones_own_learns_parity_at_every_length():
+    lines = output_of("train_your_own_module.py").splitlines()
+    assert lines[-3:] == [f"length {length:>4}  accuracy 1.00" for length in (20, 80, 320)]
+
+
+@pytest.mark.slow
+def test_the_ported_layer_learns_parity_with_negative_eigenvalues_only():
+    positive, negative = map(float, re.findall(r"length 128 (\S+)", output_of("port_a_fla_layer.py")))
+    assert negative == 1.0
+    assert positive < 0.6
+
+
+def test_a_compiled_regex_agrees_with_re():
+    shown = ast.get_docstring(ast.parse((EXAMPLES / "compile_a_regex.py").read_text()))
+    expected = re.search(r"Expected output.*?\n\n(.*)", shown, flags=re.S)[1]
+    assert output_of("compile_a_regex.py").split() == expected.split()
+
+
+def test_decoding_token_by_token_equals_one_pass():
+    output = output_of("decode_token_by_token.py")
+    differences = re.findall(r"one pass (\S+)", output)
+    assert len(differences) == 3
+    assert max(map(float, differences)) < 1e-4
+
+
+def test_every_example_is_short_and_tested():
+    tests = Path(__file__).read_text()
+    for path in EXAMPLES.glob("*.py"):
+        assert f'"{path.name}"' in tests, f"{path.name} has no test"
+        code = path.read_text().split('"""', 2)[2]
+        assert len(code.splitlines()) <= 60, f"{path.name} is no longer short"
