@@ -75,7 +75,7 @@ def test_half_precision_at_odd_sizes_matches_float64():
 
 
 def test_a_long_sequence_is_cut_and_matches_float64():
-    from statetrack.ops.selective_scan.triton_plan import sizes_for
+    from statetrack.ops.selective_scan.triton.plan import sizes_for
 
     inputs = random_inputs(**LONG)
     assert sizes_for(inputs["u"]).segments > 1
@@ -120,7 +120,7 @@ def test_packed_sequences_match_float64(by_time):
 
 
 def test_many_packed_sequences_match_float64_and_repeat_exactly():
-    from statetrack.ops.selective_scan.triton_plan import PAIRED, sizes_for
+    from statetrack.ops.selective_scan.triton.plan import PAIRED, sizes_for
 
     inputs, cu_seqlens = packed_inputs(
         LENGTHS * 6, 1024, 16, torch.bfloat16, by_time=False, extras=EXTRAS[:3]

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from statetrack.errors import UserError
 from statetrack.ops import convolved_split, short_convolution
-from statetrack.ops.short_convolution import triton_backend
+from statetrack.ops.short_convolution.triton import backend as triton_backend
 
 
 def inputs(B=2, T=9, N=48, widths=(16, 16, 8, 4), width=4, bias=False, dtype=torch.float32):

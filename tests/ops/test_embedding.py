@@ -39,7 +39,7 @@ def test_triton_takes_half_precision_and_axes_in_front():
 
 
 def test_every_program_adds_up_its_share(monkeypatch):
-    from statetrack.ops.embedding import triton_backend
+    from statetrack.ops.embedding.triton import backend as triton_backend
 
     monkeypatch.setattr(triton_backend, "PROGRAMS", 4)
     tokens, weight = inputs(count=500, V=11, D=60)
@@ -62,7 +62,7 @@ def test_a_token_outside_the_vocabulary_is_not_a_number():
 
 
 def test_the_op_passes_the_checks_of_torch_library():
-    from statetrack.ops.embedding import triton_backend  # noqa: F401
+    from statetrack.ops.embedding.triton import backend as triton_backend  # noqa: F401
 
     tokens, weight = inputs(count=5, V=11, D=24)
     torch.library.opcheck(torch.ops.statetrack.embedding.default, (tokens, weight.requires_grad_()))

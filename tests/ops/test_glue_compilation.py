@@ -4,14 +4,14 @@ import pytest
 from sm90 import assert_fits, compile_sm90
 
 from statetrack.ops import partial_sums
-from statetrack.ops.adamw import triton_backend as adamw
-from statetrack.ops.cross_entropy import triton_backend as cross_entropy
-from statetrack.ops.embedding import triton_backend as embedding
-from statetrack.ops.pack import triton_backend as pack
-from statetrack.ops.rms_norm import triton_backend as rms_norm
-from statetrack.ops.short_convolution import triton_backend as short_convolution
-from statetrack.ops.short_convolution.triton_kernels import NUMBERS
-from statetrack.ops.swiglu import triton_backend as swiglu
+from statetrack.ops.adamw.triton import backend as adamw
+from statetrack.ops.cross_entropy.triton import backend as cross_entropy
+from statetrack.ops.embedding.triton import backend as embedding
+from statetrack.ops.pack.triton import backend as pack
+from statetrack.ops.rms_norm.triton import backend as rms_norm
+from statetrack.ops.short_convolution.triton import backend as short_convolution
+from statetrack.ops.short_convolution.triton.kernels import NUMBERS
+from statetrack.ops.swiglu.triton import backend as swiglu
 
 
 def compile_as_launched(op, kernel, pointers, constants, **scalars):
@@ -19,7 +19,7 @@ def compile_as_launched(op, kernel, pointers, constants, **scalars):
     warps = constants["num_warps"]
     fixed = {name: value for name, value in constants.items() if name != "num_warps"}
     types = {name: f"*{kind}" for name, kind in pointers.items()} | scalars
-    return compile_sm90(f"statetrack.ops.{op}.triton_kernels:{kernel}", types, fixed, warps)
+    return compile_sm90(f"statetrack.ops.{op}.triton.kernels:{kernel}", types, fixed, warps)
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,9 @@ def test_the_walk_compiles():
     pointers = dict.fromkeys(("table", "letters", "states"), "i64")
     scalars = dict.fromkeys(("start", "words", "T", "n"), "i32")
     assert_fits(
-        compile_as_launched("walk", "walk_kernel", pointers, {"BLOCK": 32, "num_warps": 1}, **scalars)
+        compile_as_launched(
+            "automaton_run", "run_automaton_kernel", pointers, {"BLOCK": 32, "num_warps": 1}, **scalars
+        )
     )
 
 

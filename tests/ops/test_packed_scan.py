@@ -93,7 +93,7 @@ MANY = [3, 1, 5, 0, 2, 4, 1, 2, 6] if DEVICE.type == "cpu" else [3, 1, 5, 0, 2, 
 @pytest.mark.parametrize("eigenvalues", ["[0,1]", "[-1,1]"])
 @pytest.mark.parametrize(("extras", "by_time"), [(EXTRAS, ()), (EXTRAS[:3], ("delta",))])
 def test_many_sequences_give_two_channels_to_a_lane(extras, by_time, eigenvalues):
-    from statetrack.ops.selective_scan.triton_plan import PAIRED, sizes_for
+    from statetrack.ops.selective_scan.triton.plan import PAIRED, sizes_for
 
     inputs, cu_seqlens = packed_inputs(MANY, PAIRED.channels + 2, extras=extras, by_time=by_time)
     assert sizes_for(inputs["u"], cu_seqlens).tile == PAIRED
@@ -102,7 +102,7 @@ def test_many_sequences_give_two_channels_to_a_lane(extras, by_time, eigenvalues
 
 
 def test_more_states_than_registers_hold_go_in_tiles(monkeypatch):
-    from statetrack.ops.selective_scan import triton_calls
+    from statetrack.ops.selective_scan.triton import launches as triton_calls
 
     monkeypatch.setattr(triton_calls, "WALK_STATES", 2)
     inputs, cu_seqlens = packed_inputs(MANY, 2 * triton_calls.PAIRED.channels, N=3)
@@ -111,7 +111,7 @@ def test_more_states_than_registers_hold_go_in_tiles(monkeypatch):
 
 
 def test_programs_take_the_longest_sequences_first():
-    from statetrack.ops.selective_scan.triton_order import order_kernel
+    from statetrack.ops.selective_scan.triton.order import order_kernel
 
     order = torch.empty(5, dtype=torch.int32, device=DEVICE)
     order_kernel[(3, 1)](offsets([3, 0, 9, 3, 9]), order, 5, 2, 4, num_warps=1)
@@ -150,7 +150,7 @@ def test_without_gradients_no_states_are_kept_and_the_result_is_the_same():
 
 
 def test_saved_states_of_packed_sequences_never_share_a_place():
-    from statetrack.ops.selective_scan.triton_plan import SINGLE, saved_numbers
+    from statetrack.ops.selective_scan.triton.plan import SINGLE, saved_numbers
 
     L = SINGLE.steps
     generator = torch.Generator().manual_seed(0)

@@ -62,7 +62,7 @@ def test_triton_takes_and_gives_half_precision():
 
 
 def test_many_tiles_per_program_are_one_sum(monkeypatch):
-    from statetrack.ops.rms_norm import triton_backend
+    from statetrack.ops.rms_norm.triton import backend as triton_backend
 
     monkeypatch.setattr(triton_backend, "PROGRAMS", 2)
     assert_same(inputs(rows=70, N=128, y_dtype=torch.float32))
@@ -93,7 +93,7 @@ def test_either_result_may_go_unused(used):
 
 
 def test_the_ops_pass_the_checks_of_torch_library():
-    from statetrack.ops.rms_norm import triton_backend  # noqa: F401
+    from statetrack.ops.rms_norm.triton import backend as triton_backend  # noqa: F401
 
     x, y, weight = (z.requires_grad_() for z in inputs(3, 24, y_dtype=torch.float32))
     ops = torch.ops.statetrack

@@ -3,8 +3,8 @@
 import pytest
 from sm90 import assert_fits, compile_sm90
 
-from statetrack.ops.selective_scan import triton_calls
-from statetrack.ops.selective_scan.triton_tiles import RUNTIME
+from statetrack.ops.selective_scan.triton import launches as triton_calls
+from statetrack.ops.selective_scan.triton.tiles import RUNTIME
 
 IN_DTYPE = ["u", "delta", "z", "out", "ungated", "dout", "du", "ddelta", "dz", "B", "C", "dB", "dC"]
 

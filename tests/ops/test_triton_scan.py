@@ -34,7 +34,7 @@ def test_triton_matches_reference_around_the_tile_sizes(T, D, N):
 
 @pytest.mark.parametrize("extras", [EXTRAS, ("z",)])
 def test_many_sequences_give_two_channels_to_a_lane(extras):
-    from statetrack.ops.selective_scan.triton_plan import PAIRED, sizes_for
+    from statetrack.ops.selective_scan.triton.plan import PAIRED, sizes_for
 
     many = 9 if DEVICE.type == "cpu" else 1100
     inputs = random_inputs(B=many, T=5, D=PAIRED.channels, extras=extras, by_time=())
@@ -62,7 +62,7 @@ def test_vectors_may_have_their_numbers_apart(T):
 @pytest.mark.parametrize("eigenvalues", ["[0,1]", "[-1,1]"])
 @pytest.mark.parametrize("extras", [("initial_state",), EXTRAS[:3]])
 def test_segments_of_a_long_sequence_add_up(extras, eigenvalues):
-    from statetrack.ops.selective_scan.triton_plan import SINGLE, sizes
+    from statetrack.ops.selective_scan.triton.plan import SINGLE, sizes
 
     T = SINGLE.steps * 12 + 1
     inputs = random_inputs(B=1, T=T, D=3, N=1, extras=extras)
@@ -115,7 +115,7 @@ def test_small_steps_keep_their_relative_precision():
 
 
 def test_time_is_cut_only_when_sequences_and_channels_leave_processors_idle():
-    from statetrack.ops.selective_scan.triton_plan import SINGLE, sizes
+    from statetrack.ops.selective_scan.triton.plan import SINGLE, sizes
 
     L, BD = SINGLE
     assert sizes(1024, 8 * BD, 3 * L, processors=132).segments == 1
@@ -135,7 +135,7 @@ def test_groups_and_constants_are_left_to_the_other_backends():
     ("shape", "reason"), [((70_000, 1, 1), "sequences"), ((1, 1 << 20, 1 << 11), "numbers")]
 )
 def test_sizes_beyond_the_kernels_are_refused_with_the_reason(shape, reason):
-    from statetrack.ops.selective_scan.triton_backend import refuses
+    from statetrack.ops.selective_scan.triton.backend import refuses
 
     u = torch.empty(1, 1, 1).expand(shape)
     assert reason in (refuses(u, torch.empty(1, 1)) or "")

@@ -29,7 +29,7 @@ def recorded_adamw(
     rate = optimizer.param_groups[0]["lr"]
     if not isinstance(rate, Tensor) or not prefers_triton(rate):
         return None
-    from statetrack.ops.adamw import triton_backend
+    from statetrack.ops.adamw.triton import backend as triton_backend
 
     if triton_backend.refuses(optimizer) or not isinstance(optimizer, torch.optim.AdamW):
         return None

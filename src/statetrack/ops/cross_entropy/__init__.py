@@ -14,7 +14,7 @@ def _reference():
 
 
 def _triton():
-    from statetrack.ops.cross_entropy.triton_backend import cross_entropy_triton
+    from statetrack.ops.cross_entropy.triton.backend import cross_entropy_triton
 
     return cross_entropy_triton
 
@@ -26,7 +26,7 @@ def _triton_refuses(logits: Tensor) -> str | None:
     """Why the Triton kernels cannot take these inputs, or None."""
     if reason := no_triton(logits):
         return reason
-    from statetrack.ops.cross_entropy.triton_backend import refuses
+    from statetrack.ops.cross_entropy.triton.backend import refuses
 
     return refuses(logits)
 

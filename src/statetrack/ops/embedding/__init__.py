@@ -14,7 +14,7 @@ def _reference():
 
 
 def _triton():
-    from statetrack.ops.embedding.triton_backend import embedding_triton
+    from statetrack.ops.embedding.triton.backend import embedding_triton
 
     return embedding_triton
 
@@ -26,7 +26,7 @@ def _triton_refuses(tokens: Tensor, weight: Tensor) -> str | None:
     """Why the Triton kernels cannot take these inputs, or None."""
     if reason := no_triton(weight):
         return reason
-    from statetrack.ops.embedding.triton_backend import refuses
+    from statetrack.ops.embedding.triton.backend import refuses
 
     return refuses(tokens, weight)
 

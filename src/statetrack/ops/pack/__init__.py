@@ -13,7 +13,7 @@ def _reference():
 
 
 def _triton():
-    from statetrack.ops.pack.triton_backend import pack_triton
+    from statetrack.ops.pack.triton.backend import pack_triton
 
     return pack_triton
 

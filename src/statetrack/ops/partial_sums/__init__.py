@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from statetrack.ops.partial_sums.triton_kernels import add_up_kernel
-from statetrack.ops.triton_ahead import launch
+from statetrack.ops.partial_sums.triton.kernels import add_up_kernel
+from statetrack.ops.triton_runtime.compile_ahead import launch
 
 
 def constants(rows: int, columns: int) -> dict[str, Any]:

@@ -14,7 +14,7 @@ def _reference():
 
 
 def _triton():
-    from statetrack.ops.rms_norm.triton_backend import rms_norm_triton
+    from statetrack.ops.rms_norm.triton.backend import rms_norm_triton
 
     return rms_norm_triton
 
@@ -26,7 +26,7 @@ def _triton_refuses(x: Tensor, y: Tensor | None) -> str | None:
     """Why the Triton kernels cannot take these inputs, or None."""
     if reason := no_triton(x):
         return reason
-    from statetrack.ops.rms_norm.triton_backend import refuses
+    from statetrack.ops.rms_norm.triton.backend import refuses
 
     return refuses(x, y)
 

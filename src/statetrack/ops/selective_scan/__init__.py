@@ -9,7 +9,7 @@ from torch import Tensor
 from statetrack.errors import UserError
 from statetrack.ops import checks
 from statetrack.ops.backends import choose_once, no_triton, pick_backend
-from statetrack.ops.remembered import Memory
+from statetrack.ops.call_cache import CallCache
 
 
 def _reference():
@@ -25,7 +25,7 @@ def _chunked():
 
 
 def _triton():
-    from statetrack.ops.selective_scan.triton_backend import selective_scan_triton
+    from statetrack.ops.selective_scan.triton.backend import selective_scan_triton
 
     return selective_scan_triton
 
@@ -50,7 +50,7 @@ def _triton_refuses(u: Tensor, A: Tensor, B: Tensor, C: Tensor, cu_seqlens: Tens
     """Why the Triton kernels cannot take these inputs, or None."""
     if reason := no_triton(u) or _constant_or_grouped(B, C):
         return reason
-    from statetrack.ops.selective_scan.triton_backend import refuses
+    from statetrack.ops.selective_scan.triton.backend import refuses
 
     return refuses(u, A, cu_seqlens)
 
@@ -62,7 +62,7 @@ def _native_refuses(u: Tensor, A: Tensor, B: Tensor, C: Tensor) -> str | None:
     return refuses(u, A) or _constant_or_grouped(B, C)
 
 
-_choices = Memory()
+_choices = CallCache()
 
 
 def selective_scan(

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from statetrack.ops.derivatives import first_derivative_only
+from statetrack.ops.autograd import first_derivative_only
 from statetrack.ops.selective_scan.blocks import Scan
 from statetrack.ops.selective_scan.packing import scan_packed
 

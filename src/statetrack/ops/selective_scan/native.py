@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from statetrack.ops.derivatives import first_derivative_only, wants_gradient
-from statetrack.ops.dispatch import define, direct
+from statetrack.ops.autograd import first_derivative_only, needs_gradient
+from statetrack.ops.custom_ops import register_op, without_dispatcher
 from statetrack.ops.native import library
 from statetrack.ops.selective_scan.packing import scan_packed
 
@@ -45,7 +45,7 @@ def selective_scan_native(
         x if x is None or x.dtype == torch.float32 else x.float()
         for x in (u, delta, A, B, C, D, z, delta_bias, state)
     ]
-    keep = wants_gradient(inputs)
+    keep = needs_gradient(inputs)
     return _Native.apply(*inputs, delta_softplus, eigenvalues == "[-1,1]", keep)
 
 
@@ -140,7 +140,7 @@ class _Native(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, u, delta, A, B, C, D, z, bias, state, softplus, extended, keep):
-        forward = direct(u, _forward, scan_forward)
+        forward = without_dispatcher(u, _forward, scan_forward)
         out, last, saved = forward(u, delta, A, B, C, D, z, bias, state, softplus, extended, keep)
         ctx.save_for_backward(u, delta, A, B, C, D, z, bias, saved)
         ctx.options, ctx.has_state = (softplus, extended), state is not None
@@ -152,7 +152,7 @@ class _Native(torch.autograd.Function):
     def backward(ctx, dout, dlast):
         u, delta, A, B, C, D, z, bias, saved = ctx.saved_tensors
         dout = torch.zeros_like(u) if dout is None else dout
-        backward = direct(u, _backward, scan_backward)
+        backward = without_dispatcher(u, _backward, scan_backward)
         du, ddelta, dA, dB, dC, dD, dz, dbias, dstate = backward(
             u, delta, A, B, C, D, z, bias, saved, dout, dlast, *ctx.options
         )
@@ -170,14 +170,14 @@ def _backward_fake(u, delta, A, B, C, D, z, bias, saved, dout, dlast, softplus, 
 
 
 INPUTS = "Tensor u, Tensor delta, Tensor A, Tensor B, Tensor C, Tensor? D, Tensor? z, Tensor? bias"
-define(
+register_op(
     f"native_scan_forward({INPUTS}, Tensor? state, bool softplus, bool extended, bool keep) "
     "-> (Tensor, Tensor, Tensor)",
     _forward,
     _forward_fake,
     devices=("CPU",),
 )
-define(
+register_op(
     f"native_scan_backward({INPUTS}, Tensor saved, Tensor dout, Tensor? dlast, bool softplus, bool extended) "
     "-> Tensor[]",
     _backward,

@@ -19,7 +19,7 @@ def _reference():
 
 
 def _triton():
-    from statetrack.ops.short_convolution.triton_backend import short_convolution_triton
+    from statetrack.ops.short_convolution.triton.backend import short_convolution_triton
 
     return short_convolution_triton
 
@@ -31,7 +31,7 @@ def _split_reference():
 
 
 def _split_triton():
-    from statetrack.ops.short_convolution.triton_backend import convolved_split_triton
+    from statetrack.ops.short_convolution.triton.backend import convolved_split_triton
 
     return convolved_split_triton
 
@@ -44,7 +44,7 @@ def _triton_refuses(x: Tensor, width: int, parts: int, state: Tensor | None) -> 
     """Why the Triton kernels cannot take these inputs, or None."""
     if reason := no_triton(x):
         return reason
-    from statetrack.ops.short_convolution.triton_backend import refuses
+    from statetrack.ops.short_convolution.triton.backend import refuses
 
     return refuses(x, width, parts, state)
 

@@ -14,7 +14,7 @@ def _reference():
 
 
 def _triton():
-    from statetrack.ops.swiglu.triton_backend import swiglu_triton
+    from statetrack.ops.swiglu.triton.backend import swiglu_triton
 
     return swiglu_triton
 
@@ -26,7 +26,7 @@ def _triton_refuses(x: Tensor) -> str | None:
     """Why the Triton kernels cannot take these inputs, or None."""
     if reason := no_triton(x):
         return reason
-    from statetrack.ops.swiglu.triton_backend import refuses
+    from statetrack.ops.swiglu.triton.backend import refuses
 
     return refuses(x)
 
