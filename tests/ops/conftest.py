@@ -2,7 +2,7 @@
 
 import pytest
 
-from statetrack.ops.selective_scan import blocks
+from statetrack.ops.selective_scan import blocked_scan as blocks
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from scan_inputs import EXTRAS, RANGES, assert_same, random_inputs, run
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from statetrack.ops import selective_scan
-from statetrack.ops.selective_scan import blocks
+from statetrack.ops.selective_scan import blocked_scan as blocks
 
 
 @pytest.mark.parametrize("eigenvalues", RANGES)

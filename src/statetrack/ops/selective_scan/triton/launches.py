@@ -1,214 +1,237 @@
-"""The launches of a scan. A call object is made once per `layout` of the inputs and then only started."""
+"""The launches of a scan: kernels, grids and arguments.
+
+A call object is made once per `call_key` of the inputs and then only run.
+"""
 
 import torch
 from torch import Tensor
 
-from statetrack.ops.selective_scan.triton.backward import backward_kernel
-from statetrack.ops.selective_scan.triton.forward import forward_kernel, step_kernel
-from statetrack.ops.selective_scan.triton.order import order_kernel
+from statetrack.ops.selective_scan.arguments import ScanInputs
+from statetrack.ops.selective_scan.triton.decode_step import decode_step_kernel
+from statetrack.ops.selective_scan.triton.length_sort import length_sort_kernel
+from statetrack.ops.selective_scan.triton.load_store import CHANNELS_INNERMOST
 from statetrack.ops.selective_scan.triton.plan import (
     INTERPRETED,
     PAIRED,
-    Inputs,
-    alike,
-    all_in_pairs,
-    in_vectors,
-    is_filled,
-    is_ordered,
-    keeps_ungated,
-    lies,
-    saved_numbers,
-    sequences,
-    sizes_for,
+    has_channel_pairs,
+    has_vector_loads,
+    innermost,
+    is_sorted,
+    is_unmasked,
+    partition_for,
+    same_strides,
+    saved_size,
+    saves_y,
+    sequence_count,
 )
-from statetrack.ops.selective_scan.triton.reduce import reduce_kernel
-from statetrack.ops.selective_scan.triton.segments import backward_segment_kernel, forward_segment_kernel
-from statetrack.ops.selective_scan.triton.tiles import BY_CHANNEL
-from statetrack.ops.selective_scan.triton.walk import stepwise_kernel
+from statetrack.ops.selective_scan.triton.segment_maps import segment_backward_kernel, segment_forward_kernel
+from statetrack.ops.selective_scan.triton.stepwise_forward import stepwise_forward_kernel
+from statetrack.ops.selective_scan.triton.sum_gradients import sum_gradients_kernel
+from statetrack.ops.selective_scan.triton.tiled_backward import tiled_backward_kernel
+from statetrack.ops.selective_scan.triton.tiled_forward import tiled_forward_kernel
 from statetrack.ops.triton_runtime.launcher import Launcher
 from statetrack.ops.triton_runtime.sizes import block
 
-# Channels of a program that walks step by step; the most states it keeps of each; and the registers that let
-# a processor run twenty-three such programs.
-WALK_CHANNELS = 32
-WALK_STATES = 16
-WALK_REGISTERS = 88
-# With these a processor runs twelve programs of the backward that have two channels to a lane.
+# The stepwise forward: channels of a program, the most states per channel it holds in registers, and the
+# registers per thread with which a multiprocessor runs twenty-three programs.
+STEPWISE_CHANNELS = 32
+STEPWISE_MAX_STATES = 16
+STEPWISE_REGISTERS = 88
+# With these a multiprocessor runs twelve programs of the backward with two channels per lane.
 BACKWARD_REGISTERS = 168
 
 
-def _given(inputs: Inputs) -> tuple[bool, ...]:
-    """Whether there are D, z, a bias and a first state."""
+def _present(inputs: ScanInputs) -> tuple[bool, ...]:
+    """The constants HAS_D, HAS_Z, HAS_DELTA_BIAS and HAS_INITIAL_STATE."""
     return tuple([x is not None for x in inputs[5:9]])
 
 
-def _filled_up(inputs: Inputs, stand_in: Tensor) -> Inputs:
-    """The inputs with some tensor in the place of each that is missing: a kernel will not look at it."""
-    u, _, A, _, _, D, z, bias, state, cu_seqlens = inputs
-    D, z, bias = A if D is None else D, u if z is None else z, A if bias is None else bias
-    state, cu_seqlens = (stand_in if x is None else x for x in (state, cu_seqlens))
-    return *inputs[:5], D, z, bias, state, cu_seqlens
+def _with_placeholders(inputs: ScanInputs, placeholder: Tensor) -> ScanInputs:
+    """The inputs with some tensor in the place of each that is None: a kernel does not read it."""
+    u, delta, A, B, C, D, z, delta_bias, initial_state, cu_seqlens = inputs
+    D, z, delta_bias = A if D is None else D, u if z is None else z, A if delta_bias is None else delta_bias
+    initial_state, cu_seqlens = (placeholder if x is None else x for x in (initial_state, cu_seqlens))
+    return ScanInputs(u, delta, A, B, C, D, z, delta_bias, initial_state, cu_seqlens)
 
 
 def _strides(x: Tensor | None) -> tuple[int, ...]:
     return (0, 0, 0) if x is None else x.stride()
 
 
-class StepCall:
+class DecodeCall:
     """The launch for one step, as in decoding."""
 
-    def __init__(self, inputs: Inputs, out: Tensor, softplus: bool, extended: bool):
-        u, delta, A, B, C, _, z, _, state, _ = inputs
+    def __init__(self, inputs: ScanInputs, out: Tensor, delta_softplus: bool, signed: bool):
+        u, delta, A, B, C, _, z, _, initial_state, _ = inputs
         (batch, channels, _), N, device = u.shape, A.shape[1], u.get_device()
-        wide = 128 if N <= 16 else 32
+        BD = 128 if N <= 16 else 32
         strides = [x.stride()[:2] for x in (u, delta, u if z is None else z, out, B, C)]
-        strides += [A.stride(), _strides(state)]
-        self.start = Launcher(
-            step_kernel, device, (-(-channels // wide), batch),
+        strides += [A.stride(), _strides(initial_state)]
+        self.step = Launcher(
+            decode_step_kernel, device, (-(-channels // BD), batch),
             (channels, *(s for of_one in strides for s in of_one)),
-            (N, block(N, 1), wide, *_given(inputs), softplus, extended),
+            (N, block(N, 1), BD, *_present(inputs), delta_softplus, signed),
             warps=4,
         )  # fmt: skip
 
-    def run(self, inputs: Inputs, out: Tensor, last: Tensor, _ungated: Tensor, _order: Tensor) -> Tensor:
-        self.start(*_filled_up(inputs, last)[:9], out, last)
-        return last.new_empty(0)
+    def run(
+        self, inputs: ScanInputs, out: Tensor, last_state: Tensor, _saved_y: Tensor, _longest_first: Tensor
+    ) -> Tensor:
+        self.step(*_with_placeholders(inputs, last_state)[:9], out, last_state)
+        return last_state.new_empty(0)
 
 
 class ForwardCall:
-    """The launches for more steps.
+    """The launches for more than one step.
 
-    If sequences are packed, one puts them in order. Where time is cut, one finds the ends of segments. One
-    does the whole: step by step if that can be done, else in tiles.
+    Packed sequences are sorted by length. Where time is cut into segments, their maps are computed. Then
+    one kernel does the scan: stepwise if it can, else in tiles.
     """
 
-    def __init__(self, inputs: Inputs, out: Tensor, softplus: bool, extended: bool, save: bool):
-        u, delta, A, B, C, _, z, bias, state, cu_seqlens = inputs
+    def __init__(self, inputs: ScanInputs, out: Tensor, delta_softplus: bool, signed: bool, save: bool):
+        u, delta, A, B, C, _, z, delta_bias, initial_state, cu_seqlens = inputs
         (batch, channels, T), N, device = u.shape, A.shape[1], u.get_device()
-        gate = u if z is None else z
-        size, number, packed = sizes_for(u, cu_seqlens), sequences(u, cu_seqlens), cu_seqlens is not None
-        (L, BD), segmented, ordered = size.tile, size.segments > 1, is_ordered(cu_seqlens)
-        self.saved = saved_numbers(u, A, cu_seqlens, save)
-        self.products = batch * size.segments * N * channels if segmented else 0
-        self.sort = Launcher(order_kernel, device, (-(-number // 16), 1), (number,), (16, 256), warps=4)
-        self.ordered = ordered
-        self.segments = Launcher(
-            forward_segment_kernel, device, (size.blocks, batch * (size.segments - 1)),
-            (channels, T, size.each, size.segments, *u.stride(), *delta.stride(), *B.stride(), *A.stride()),
-            (N, BD, L, bias is not None, softplus, extended, channels % BD == 0, alike(u, delta),
-             in_vectors(T, packed, u, delta), lies(u), lies(delta)),
+        size, packed = partition_for(u, cu_seqlens), cu_seqlens is not None
+        sequences, segmented = sequence_count(u, cu_seqlens), size.segments > 1
+        (L, BD), self.sorted = size.tile, is_sorted(cu_seqlens)
+        self.saved_size = saved_size(u, A, cu_seqlens, save)
+        self.decays_size = batch * size.segments * N * channels if segmented else 0
+        self.length_sort = Launcher(
+            length_sort_kernel, device, (-(-sequences // 16), 1), (sequences,), (16, 256), warps=4
+        )
+        self.segment_maps = Launcher(
+            segment_forward_kernel, device, (size.channel_blocks, batch * (size.segments - 1)),
+            (channels, T, size.segment_tiles, size.segments,
+             *u.stride(), *delta.stride(), *B.stride(), *A.stride()),
+            (N, BD, L, delta_bias is not None, delta_softplus, signed, channels % BD == 0,
+             same_strides(u, delta), has_vector_loads(T, packed, u, delta), innermost(u), innermost(delta)),
             warps=1,
         )  # fmt: skip
-        keep = save and keeps_ungated(u, z, cu_seqlens)
-        timed = u, delta, gate, out
-        self.walks = not segmented and N <= WALK_STATES and all(lies(x) == BY_CHANNEL for x in timed)
-        if self.walks:
-            each = 8 if INTERPRETED else WALK_CHANNELS  # few, so that tests have several programs
-            self.whole = Launcher(
-                stepwise_kernel, device, (-(-channels // each), number),
+        timed = u, delta, u if z is None else z, out
+        channels_innermost = all(innermost(x) == CHANNELS_INNERMOST for x in timed)
+        self.stepwise = not segmented and N <= STEPWISE_MAX_STATES and channels_innermost
+        options = delta_softplus, signed
+        save_flags = save, save and saves_y(u, z, cu_seqlens)
+        if self.stepwise:
+            BD = 8 if INTERPRETED else STEPWISE_CHANNELS  # few, so that tests have several programs
+            self.scan = Launcher(
+                stepwise_forward_kernel, device, (-(-channels // BD), sequences),
                 (channels, T, *[s for x in timed for s in (x.stride(0), x.stride(2))],
-                 *B.stride(), *C.stride(), *A.stride(), *_strides(state)),
-                (N, block(N, 1), each, L, *_given(inputs), softplus, extended, packed, ordered, save,
-                 keep, alike(*timed)),
-                warps=1, registers=WALK_REGISTERS,
+                 *B.stride(), *C.stride(), *A.stride(), *_strides(initial_state)),
+                (N, block(N, 1), BD, L, *_present(inputs), *options, packed, self.sorted, *save_flags,
+                 same_strides(*timed)),
+                warps=1, registers=STEPWISE_REGISTERS,
             )  # fmt: skip
         else:
-            self.whole = Launcher(
-                forward_kernel, device, (size.blocks, number * size.segments),
-                (channels, T, size.tiles, size.each, size.segments,
+            self.scan = Launcher(
+                tiled_forward_kernel, device, (size.channel_blocks, sequences * size.segments),
+                (channels, T, size.tiles, size.segment_tiles, size.segments,
                  *[s for x in timed for s in x.stride()], *B.stride(), *C.stride(), *A.stride(),
-                 *_strides(state)),
-                (N, BD, L, size.tail, *_given(inputs), softplus, extended, segmented, packed, ordered, save,
-                 keep, is_filled(channels, T, size, packed), alike(*timed), in_vectors(T, packed, *timed),
-                 all_in_pairs(size, *timed), *map(lies, timed)),
+                 *_strides(initial_state)),
+                (N, BD, L, size.half_tail, *_present(inputs), *options, segmented, packed, self.sorted,
+                 *save_flags, is_unmasked(channels, T, size, packed), same_strides(*timed),
+                 has_vector_loads(T, packed, *timed), has_channel_pairs(size, *timed),
+                 *map(innermost, timed)),
                 warps=1,
             )  # fmt: skip
 
-    def run(self, inputs: Inputs, out: Tensor, last: Tensor, ungated: Tensor, order: Tensor) -> Tensor:
-        """Fills outputs, last states, outputs before the gate and the order; returns the states to keep."""
-        saved = last.new_empty(self.saved)
-        inputs = _filled_up(inputs, last)
-        u, delta, A, B, _, _, _, bias, _, cu_seqlens = inputs
-        if self.ordered:
-            self.sort(cu_seqlens, order)
-        ends = products = saved
-        if self.products:
-            products = saved[-self.products :]
-            ends = torch.empty_like(products)
-            self.segments(u, delta, A, B, bias, ends, products)
-        between = () if self.walks else (ends, products)
-        self.whole(*inputs, order, out, last, saved, ungated, *between)
-        return saved
+    def run(
+        self, inputs: ScanInputs, out: Tensor, last_state: Tensor, saved_y: Tensor, longest_first: Tensor
+    ) -> Tensor:
+        """Fill out, the last states, y before the gate and the order by length; return the saved states."""
+        saved_states = last_state.new_empty(self.saved_size)
+        inputs = _with_placeholders(inputs, last_state)
+        if self.sorted:
+            self.length_sort(inputs.cu_seqlens, longest_first)
+        segment_states = segment_decays = saved_states
+        if self.decays_size:
+            segment_decays = saved_states[-self.decays_size :]
+            segment_states = torch.empty_like(segment_decays)
+            self.segment_maps(
+                inputs.u, inputs.delta, inputs.A, inputs.B, inputs.delta_bias, segment_states, segment_decays
+            )
+        maps = () if self.stepwise else (segment_states, segment_decays)
+        self.scan(*inputs, longest_first, out, last_state, saved_states, saved_y, *maps)
+        return saved_states
 
 
 class BackwardCall:
-    """The launches of the backward: of the starts of segments, of the whole, and of sums over sequences."""
+    """The launches of the backward: the maps of segments, the adjoint scan, and the sums of its gradients."""
 
-    def __init__(self, inputs: Inputs, dout: Tensor, dlast: Tensor | None, softplus: bool, extended: bool):
-        u, delta, A, B, C, _, z, bias, state, cu_seqlens = inputs
-        du, dB, dC = (torch.empty_like(x, device="meta") for x in (u, B, C))  # for their layouts
+    def __init__(
+        self,
+        inputs: ScanInputs,
+        dout: Tensor,
+        dlast_state: Tensor | None,
+        delta_softplus: bool,
+        signed: bool,
+    ):
+        u, delta, A, B, C, _, z, delta_bias, initial_state, cu_seqlens = inputs
+        du, dB, dC = (torch.empty_like(x, device="meta") for x in (u, B, C))  # for their strides
         (batch, channels, T), N, device = u.shape, A.shape[1], u.get_device()
         gate = u if z is None else z
-        size, packed = sizes_for(u, cu_seqlens), cu_seqlens is not None
-        (L, BD), rows = size.tile, sequences(u, cu_seqlens) * size.segments
-        self.number, self.segmented = size.segments, size.segments > 1
-        self.sums = rows, N + 2, channels
-        self.dBC = size.blocks, batch, size.tiles, N, 2 * L
-        behind = delta, gate, dout
-        self.segments = Launcher(
-            backward_segment_kernel, device, (size.blocks, batch * (size.segments - 1)),
-            (channels, T, size.tiles, size.each, size.segments,
-             *[s for x in behind for s in x.stride()], *C.stride(), *A.stride()),
-            (N, BD, L, z is not None, bias is not None, softplus, extended,
-             channels % BD == 0 and T % L == 0, alike(*behind), in_vectors(T, packed, *behind),
-             *map(lies, behind)),
+        size, packed = partition_for(u, cu_seqlens), cu_seqlens is not None
+        (L, BD), rows = size.tile, sequence_count(u, cu_seqlens) * size.segments
+        self.segments, self.segmented = size.segments, size.segments > 1
+        self.dparams_shape = rows, N + 2, channels
+        self.dBC_shape = size.channel_blocks, batch, size.tiles, N, 2 * L
+        timed = delta, gate, dout
+        self.segment_maps = Launcher(
+            segment_backward_kernel, device, (size.channel_blocks, batch * (size.segments - 1)),
+            (channels, T, size.tiles, size.segment_tiles, size.segments,
+             *[s for x in timed for s in x.stride()], *C.stride(), *A.stride()),
+            (N, BD, L, z is not None, delta_bias is not None, delta_softplus, signed,
+             channels % BD == 0 and T % L == 0, same_strides(*timed), has_vector_loads(T, packed, *timed),
+             *map(innermost, timed)),
             warps=1,
         )  # fmt: skip
         timed = u, delta, gate, dout, du
-        ordered, kept = is_ordered(cu_seqlens), keeps_ungated(u, z, cu_seqlens)
-        registers = BACKWARD_REGISTERS if size.tile == PAIRED else None
-        self.whole = Launcher(
-            backward_kernel, device, (size.blocks, rows),
-            (batch, channels, T, size.tiles, size.each, size.segments,
+        self.scan = Launcher(
+            tiled_backward_kernel, device, (size.channel_blocks, rows),
+            (batch, channels, T, size.tiles, size.segment_tiles, size.segments,
              *[s for x in timed for s in x.stride()], *B.stride(), *C.stride(), *A.stride(),
-             *_strides(state), *_strides(dlast)),
-            (N, BD, L, size.tail, *_given(inputs), dlast is not None, softplus, extended, self.segmented,
-             packed, ordered, kept, is_filled(channels, T, size, packed), alike(*timed),
-             in_vectors(T, packed, *timed), all_in_pairs(size, *timed), *map(lies, timed)),
-            warps=1, registers=registers,
+             *_strides(initial_state), *_strides(dlast_state)),
+            (N, BD, L, size.half_tail, *_present(inputs), dlast_state is not None, delta_softplus, signed,
+             self.segmented, packed, is_sorted(cu_seqlens), saves_y(u, z, cu_seqlens),
+             is_unmasked(channels, T, size, packed), same_strides(*timed),
+             has_vector_loads(T, packed, *timed), has_channel_pairs(size, *timed), *map(innermost, timed)),
+            warps=1, registers=BACKWARD_REGISTERS if size.tile == PAIRED else None,
         )  # fmt: skip
-        # what a program of the last kernel adds: columns and rows of `sums`, or tiles of dBC
-        wide, high = (16, 256) if rows > 64 else (32, 32)
-        columns, BN = -(-(N + 2) * channels // wide), block(N, 1)
-        tiles = max(1, 1024 // (BN * 2 * L))
-        self.reduce = Launcher(
-            reduce_kernel, device, (columns + -(-batch * size.tiles // tiles), 1),
-            (size.blocks, batch, channels, T, size.tiles, rows, columns, *dB.stride(), *dC.stride()),
-            (N, BN, L, high, wide, tiles, 4),
+        # what a program of the last kernel adds: columns and rows of `dparams`, or tiles of dBC
+        BW, BR = (16, 256) if rows > 64 else (32, 32)
+        columns, BN = -(-(N + 2) * channels // BW), block(N, 1)
+        BT = max(1, 1024 // (BN * 2 * L))
+        self.sum_gradients = Launcher(
+            sum_gradients_kernel, device, (columns + -(-batch * size.tiles // BT), 1),
+            (size.channel_blocks, batch, channels, T, size.tiles, rows, columns, *dB.stride(), *dC.stride()),
+            (N, BN, L, BR, BW, BT, 4),
             warps=4,
         )  # fmt: skip
 
     def run(
         self,
-        inputs: Inputs,
-        kept: tuple[Tensor, Tensor, Tensor],
-        gradients: Inputs,
+        inputs: ScanInputs,
+        saved: tuple[Tensor, Tensor, Tensor],
+        gradients: tuple[Tensor, ...],
         dout: Tensor,
-        dlast: Tensor | None,
+        dlast_state: Tensor | None,
     ) -> None:
-        """Fills the gradients, the last of which are those of the states that enter segments."""
-        (saved, ungated, order), carry = kept, gradients[-1]
-        du, ddelta, dA, dB, dC, dD, dz, dbias, _ = gradients
-        inputs = _filled_up(inputs, carry)
-        _, delta, A, _, C, _, z, bias, _, _ = inputs
-        sums, dBC = carry.new_empty(*self.sums), carry.new_empty(*self.dBC)
-        starts = products = carry
+        """Fill the gradients, the last of which are those of the states that enter segments."""
+        saved_states, saved_y, longest_first = saved
+        du, ddelta, dA, dB, dC, dD, dz, ddelta_bias, dstate = gradients
+        inputs = _with_placeholders(inputs, dstate)
+        dparams, dBC = dstate.new_empty(*self.dparams_shape), dstate.new_empty(*self.dBC_shape)
+        segment_gradients = segment_decays = dstate
         if self.segmented:
-            products = saved[-carry.numel() :]
-            starts = torch.empty_like(carry)
-            self.segments(delta, A, C, z, bias, dout, starts, products)
-        self.whole(
-            *inputs, order, saved, ungated, dout, carry if dlast is None else dlast,
-            du, ddelta, dz, dBC, sums, carry, starts, products,
+            segment_decays = saved_states[-dstate.numel() :]
+            segment_gradients = torch.empty_like(dstate)
+            self.segment_maps(
+                inputs.delta, inputs.A, inputs.C, inputs.z, inputs.delta_bias, dout,
+                segment_gradients, segment_decays,
+            )  # fmt: skip
+        self.scan(
+            *inputs, longest_first, saved_states, saved_y,
+            dout, dstate if dlast_state is None else dlast_state,
+            du, ddelta, dz, dBC, dparams, dstate, segment_gradients, segment_decays,
         )  # fmt: skip
-        self.reduce(dBC, sums, dB, dC, dA, dD, dbias)
+        self.sum_gradients(dBC, dparams, dB, dC, dA, dD, ddelta_bias)
