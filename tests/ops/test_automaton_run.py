@@ -1,4 +1,4 @@
-"""The walk through a table: one launch is the loop of look-ups."""
+"""The run of an automaton: one launch equals the loop of table look-ups."""
 
 import pytest
 import torch
@@ -17,11 +17,11 @@ def test_triton_matches_the_reference(B, T):
     assert torch.equal(run_automaton(table, letters, 2, backend="triton"), expected)
 
 
-def test_a_group_is_walked_by_its_multiplication_table():
+def test_the_multiplication_table_of_a_group_gives_its_prefix_products():
     s4 = group("S4")
     elements = torch.randint(24, (5, 9), generator=torch.Generator().manual_seed(0))
-    walked = run_automaton(s4.moves(torch.device("cpu")), elements, 0)
-    assert torch.equal(walked, s4.prefix_products(elements))
+    states = run_automaton(s4.moves(torch.device("cpu")), elements, 0)
+    assert torch.equal(states, s4.prefix_products(elements))
 
 
 def test_no_letters_give_no_states():

@@ -41,10 +41,10 @@ def test_triton_takes_half_precision_and_axes_in_front():
 def test_every_program_adds_up_its_share(monkeypatch):
     from statetrack.ops.embedding.triton import backend as triton_backend
 
-    monkeypatch.setattr(triton_backend, "PROGRAMS", 4)
+    monkeypatch.setattr(triton_backend, "PROGRAMS_PER_PROCESSOR", 4)
     tokens, weight = inputs(count=500, V=11, D=60)
-    constants, grid = triton_backend.plan(500, 11, 60)
-    assert (grid, constants["EACH"]) == ((4, 1, 1), 2)
+    constants, grid = triton_backend.backward_plan(500, 11, 60, processors=1)
+    assert (grid, constants["BLOCKS"]) == ((4, 1, 1), 2)
     for a, b in zip(outcome(tokens, weight, backend="triton"), outcome(tokens, weight), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
 

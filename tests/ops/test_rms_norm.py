@@ -64,7 +64,8 @@ def test_triton_takes_and_gives_half_precision():
 def test_many_tiles_per_program_are_one_sum(monkeypatch):
     from statetrack.ops.rms_norm.triton import backend as triton_backend
 
-    monkeypatch.setattr(triton_backend, "PROGRAMS", 2)
+    monkeypatch.setattr(triton_backend, "PROGRAMS_PER_PROCESSOR", 2)
+    assert triton_backend.backward_grid(70, 16, processors=1) == (2, 3)
     assert_same(inputs(rows=70, N=128, y_dtype=torch.float32))
 
 

@@ -27,7 +27,11 @@ def _triton_refuses(letters: Tensor) -> str | None:
 
 
 def run_automaton(table: Tensor, letters: Tensor, start: int, *, backend: str = "auto") -> Tensor:
-    """The states (B, T) after each of the letters (B, T), from `start`. See `run_automaton_reference`."""
+    """Run a finite automaton on many words: s_t = table[x_t, s_{t-1}], s_0 = start.
+
+    Shapes: table (letters, states), the next state for each letter and state; letters x and the result s
+    (words, time). All are integers.
+    """
     if table.ndim != 2 or letters.ndim != 2:
         raise UserError(
             f"run_automaton: table has shape {tuple(table.shape)} and letters {tuple(letters.shape)}, "

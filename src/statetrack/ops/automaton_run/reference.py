@@ -1,4 +1,4 @@
-"""The run as a loop of table look-ups."""
+"""The run of an automaton as a loop of table look-ups: the definition."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""A table of vectors, one per token, whose gradient is summed without sorting the tokens."""
+"""Embedding of tokens; the gradient of the table is summed without sorting the tokens."""
 
 from torch import Tensor
 
@@ -32,7 +32,7 @@ def _triton_refuses(tokens: Tensor, weight: Tensor) -> str | None:
 
 
 def embedding(tokens: Tensor, weight: Tensor, *, backend: str = "auto") -> Tensor:
-    """The rows of `weight` that `tokens` name: `embedding_reference`."""
+    """weight[tokens]. Shapes: tokens (...), integers below v; weight (v, d); result (..., d)."""
     op = "embedding"
     if weight.ndim != 2:
         raise UserError(f"{op}: weight has shape {tuple(weight.shape)}, expected (vocabulary, width).")

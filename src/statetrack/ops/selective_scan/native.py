@@ -17,12 +17,13 @@ GROUP, FEW_SEQUENCES, SMALL_GROUP = 256, 8, 64
 
 def selective_scan_native(inputs: ScanInputs, options: ScanOptions) -> tuple[Tensor, Tensor]:
     """Same arguments and results as `selective_scan_reference`, in float32 whatever the inputs."""
-    if inputs.cu_seqlens is not None:
+    u, delta, A, B, C, D, z, delta_bias, initial_state, cu_seqlens = inputs
+    if cu_seqlens is not None:
         return scan_packed_by_padding(selective_scan_native, inputs, options)
-    u, delta, A, B, C, *others = inputs[:9]
-    B, C = (x[:, 0] if x.ndim == 4 else x for x in (B, C))
+    B, C = B[:, 0] if B.ndim == 4 else B, C[:, 0] if C.ndim == 4 else C
     tensors = [
-        x if x is None or x.dtype == torch.float32 else x.float() for x in (u, delta, A, B, C, *others)
+        x if x is None or x.dtype == torch.float32 else x.float()
+        for x in (u, delta, A, B, C, D, z, delta_bias, initial_state)
     ]
     return _Native.apply(*tensors, options.delta_softplus, options.signed(), needs_gradient(tensors))
 

@@ -32,10 +32,7 @@ def _triton_refuses(x: Tensor) -> str | None:
 
 
 def swiglu(x: Tensor, *, backend: str = "auto") -> Tensor:
-    """silu(gate) * up, where x holds the gates and then the values, as one product gives both.
-
-    Equation and shapes: `swiglu_reference`.
-    """
+    """silu(gate) * up with x = [gate, up], halves of the last axis. Shapes: x (..., 2 w), result (..., w)."""
     checks.check_floating("swiglu", x.device, x=x)
     if x.shape[-1] % 2:
         raise UserError(

@@ -1,4 +1,4 @@
-"""One step of AdamW on all weights, to be recorded in a CUDA graph."""
+"""One AdamW step on all weights of a model, in two launches that a CUDA graph can capture."""
 
 import math
 from collections.abc import Mapping
@@ -7,19 +7,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from statetrack.ops.adamw.triton.kernels import COLUMNS, count_kernel, update_kernel
+from statetrack.ops.adamw.triton.kernels import COLUMNS, norm_kernel, update_kernel
 from statetrack.ops.triton_runtime.compile_ahead import launch
 from statetrack.ops.triton_runtime.sizes import block
 
 BLOCK = 1024  # values of a program
-MOST = 16_384  # programs: each of them adds up what all have found
+MAX_PROGRAMS = 16_384  # each program adds up the squared norms of all
 
 
 class TableAdamW:
-    """The step of a `torch.optim.AdamW` with clipping, in two kernels that find the weights in a table.
+    """The step of a `torch.optim.AdamW` with clipping, in two kernels that read addresses from a table.
 
-    A graph's gradients have their addresses once its backward pass is recorded, and the table cannot be
-    written while recording: `launch` inside, `fill` after. The optimiser's state is changed in place.
+    The gradients of a CUDA graph have their addresses once its backward is captured, and the table cannot be
+    written during capture: call `launch` inside, `fill` after. The optimiser's state is updated in place.
     """
 
     def __init__(self, optimizer: torch.optim.AdamW, clip: float, copies: Mapping[Tensor, Tensor]):
@@ -37,33 +37,36 @@ class TableAdamW:
         self.squares = torch.zeros(programs, device=self.rate.device)
 
     def launch(self) -> None:
+        """Launch both kernels for the gradients there are now."""
         self.rows, self.decays, self.gradients = [], [], []
         for group in self.groups:
             for p in group["params"]:
                 grad = self.copies.get(p, p).grad
                 if grad is not None:
-                    # kept: a copy made here must live as long as its address
+                    # held, because a copy made by contiguous() must live as long as its address is used
                     self.gradients.append(grad.contiguous())
                     self._add(p, self.gradients[-1], self.state[p], group["weight_decay"])
         programs = len(self.rows)
         if not (self.table.is_cuda and torch.cuda.is_current_stream_capturing()):
             self.fill()
         constants: dict[str, Any] = {"BLOCK": BLOCK, "num_warps": 4}
-        launch(count_kernel, (programs,))(self.table, self.squares, **constants)
-        constants["PARTS"] = block(programs)
+        launch(norm_kernel, (programs,))(self.table, self.squares, **constants)
+        constants["BP"] = block(programs)
         launch(update_kernel, (programs,))(
             self.table, self.decay, self.squares, self.rate, programs, float(self.clip),
             self.beta1, self.beta2, math.log(self.beta1), math.log(self.beta2), self.eps, **constants,
         )  # fmt: skip
 
     def _add(self, p: Tensor, grad: Tensor, state: dict[str, Tensor], decay: float) -> None:
+        """The rows of the table for one weight, one per program."""
         step = state["step"].data_ptr()
         tensors = p, grad, state["exp_avg"], state["exp_avg_sq"]
         copy = self.copies.get(p)
         for start in range(0, p.numel(), BLOCK):
-            places = [t.data_ptr() + start * t.element_size() for t in tensors]
-            copied = 0 if copy is None else copy.data_ptr() + start * copy.element_size()
-            self.rows.append([*places, step, min(BLOCK, p.numel() - start), int(start == 0), copied])
+            addresses = [t.data_ptr() + start * t.element_size() for t in tensors]
+            copy_address = 0 if copy is None else copy.data_ptr() + start * copy.element_size()
+            size = min(BLOCK, p.numel() - start)
+            self.rows.append([*addresses, step, size, int(start == 0), copy_address])
             self.decays.append(decay)
 
     def fill(self) -> None:
@@ -95,4 +98,4 @@ def refuses(optimizer: torch.optim.Optimizer) -> str | None:
     if min(first["betas"]) <= 0:
         return "a beta is 0"
     programs = sum(-(-p.numel() // BLOCK) for p in parameters)
-    return f"the model has more than {MOST * BLOCK:,} weights" if programs > MOST else None
+    return f"the model has more than {MAX_PROGRAMS * BLOCK:,} weights" if programs > MAX_PROGRAMS else None

@@ -1,8 +1,14 @@
-"""AdamW with clipping for all weights of a model in two Triton kernels. Arithmetic is float32.
+"""AdamW with gradient clipping for all weights of a model, in two kernels.
 
-A program has up to BLOCK neighbouring values of one weight. Its row of the table holds the addresses of their
-values, gradients and both moments, of the weight's count of steps, how many values there are, whether it is
-the weight's first program, and the address of their bfloat16 copy: gradients are bfloat16 where there is one.
+    norm_kernel      ||g||^2 per program, and t <- t + 1 for every weight
+    update_kernel    g <- g min(1, clip / (||g|| + 1e-6))
+                     m <- beta1 m + (1 - beta1) g        v <- beta2 v + (1 - beta2) g^2
+                     p <- (1 - lr decay) p - lr m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps)
+
+Grid: one program per BLOCK neighbouring values of one weight. Registers: these values of p, g, m and v. The
+program's row of `table` (COLUMNS int64) holds the addresses of its values of p, g, m and v and of the
+weight's step count t, the number of values, whether it is the weight's first program, and the address of a
+bfloat16 copy of p, or 0; with a copy, the gradient is bfloat16. Arithmetic is float32.
 """
 
 import triton
@@ -13,12 +19,14 @@ COLUMNS: tl.constexpr = tl.constexpr(8)
 
 @triton.jit
 def _address(table, column: tl.constexpr):
+    """The float32 pointer in a column of the program's row."""
     address = tl.load(table + tl.program_id(0) * COLUMNS + column)
     return address.to(tl.pointer_type(tl.float32))
 
 
 @triton.jit
-def _copy(table):
+def _copy_address(table):
+    """Address of the bfloat16 copy, 0 if there is none."""
     return tl.load(table + tl.program_id(0) * COLUMNS + 7)
 
 
@@ -26,7 +34,7 @@ def _copy(table):
 def _gradient(table, i, size):
     """Values i of the program's gradient, in float32."""
     address = tl.load(table + tl.program_id(0) * COLUMNS + 1)
-    if _copy(table) != 0:
+    if _copy_address(table) != 0:
         g = tl.load(address.to(tl.pointer_type(tl.bfloat16)) + i, mask=i < size, other=0.0).to(tl.float32)
     else:
         g = tl.load(address.to(tl.pointer_type(tl.float32)) + i, mask=i < size, other=0.0)
@@ -34,8 +42,8 @@ def _gradient(table, i, size):
 
 
 @triton.jit
-def count_kernel(table, squares, BLOCK: tl.constexpr):
-    """The sum of squared gradients of a program; and every weight's count of steps goes up."""
+def norm_kernel(table, squares, BLOCK: tl.constexpr):
+    """The sum of squared gradients of a program; the first program of a weight increments its step count."""
     i = tl.arange(0, BLOCK)
     size = tl.load(table + tl.program_id(0) * COLUMNS + 5)
     g = _gradient(table, i, size)
@@ -46,8 +54,8 @@ def count_kernel(table, squares, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _one_less_power(log_base, exponent):
-    """1 - base^exponent without cancellation: a series near 0."""
+def _one_minus_power(log_base, exponent):
+    """1 - base^exponent without cancellation: a series where the power is near 1."""
     x = log_base * exponent
     series = -x * (1.0 + x / 2.0 * (1.0 + x / 3.0 * (1.0 + x / 4.0 * (1.0 + x / 5.0))))
     return tl.where(x > -0.1, series, 1.0 - tl.exp(x))
@@ -56,17 +64,16 @@ def _one_less_power(log_base, exponent):
 @triton.jit
 def update_kernel(
     table, decays, squares, rate, programs, clip, beta1, beta2, log_beta1, log_beta2, eps,
-    BLOCK: tl.constexpr, PARTS: tl.constexpr,
+    BLOCK: tl.constexpr, BP: tl.constexpr,
 ):  # fmt: skip
-    """p <- (1 - rate decay) p - rate m' / (sqrt(v') + eps), with both moments corrected for their start."""
+    """One step; every program sums the squared norms of all programs, in the same order."""
     i = tl.arange(0, BLOCK)
     lr = tl.load(rate)
     decay = tl.load(decays + tl.program_id(0))
     step = tl.load(_address(table, 4))
     size = tl.load(table + tl.program_id(0) * COLUMNS + 5)
-    parts = tl.arange(0, PARTS)
-    # every program adds all sums in the same order
-    total = tl.sum(tl.load(squares + parts, mask=parts < programs, other=0.0), axis=0)
+    program = tl.arange(0, BP)
+    total = tl.sum(tl.load(squares + program, mask=program < programs, other=0.0), axis=0)
     scale = 1.0
     if clip > 0:
         scale = tl.minimum(clip / (tl.sqrt(total) + 1e-6), 1.0)
@@ -77,11 +84,11 @@ def update_kernel(
     v = tl.load(v_at, mask=i < size, other=0.0)
     m += (1.0 - beta1) * (g - m)
     v = beta2 * v + (1.0 - beta2) * g * g
-    step_size = lr / _one_less_power(log_beta1, step)
-    root = tl.sqrt(v) / tl.sqrt(_one_less_power(log_beta2, step))
+    step_size = lr / _one_minus_power(log_beta1, step)
+    root = tl.sqrt(v) / tl.sqrt(_one_minus_power(log_beta2, step))
     p = p * (1.0 - lr * decay) - step_size * m / (root + eps)
     tl.store(p_at, p, mask=i < size)
     tl.store(m_at, m, mask=i < size)
     tl.store(v_at, v, mask=i < size)
-    if _copy(table) != 0:
-        tl.store(_copy(table).to(tl.pointer_type(tl.bfloat16)) + i, p.to(tl.bfloat16), mask=i < size)
+    if _copy_address(table) != 0:
+        tl.store(_copy_address(table).to(tl.pointer_type(tl.bfloat16)) + i, p.to(tl.bfloat16), mask=i < size)

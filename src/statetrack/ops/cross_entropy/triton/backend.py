@@ -15,7 +15,7 @@ from statetrack.ops.custom_ops import register_op
 from statetrack.ops.triton_runtime.compile_ahead import launch
 from statetrack.ops.triton_runtime.sizes import block
 
-WIDEST = 1024  # classes: a program holds whole rows
+MAX_CLASSES = 1024  # a program holds whole rows
 TILE = 1024  # logits of a program
 BLOCK = 1024  # sums added at once
 
@@ -31,8 +31,8 @@ def cross_entropy_triton(logits: Tensor, targets: Tensor, ignore_index: int) -> 
 
 def refuses(logits: Tensor) -> str | None:
     """Why the kernels cannot take these inputs, or None."""
-    if logits.shape[-1] > WIDEST:
-        return f"there are {logits.shape[-1]} classes, more than {WIDEST}"
+    if logits.shape[-1] > MAX_CLASSES:
+        return f"there are {logits.shape[-1]} classes, more than {MAX_CLASSES}"
     if logits.numel() == 0:
         return "the input is empty"
     return "float64 is not offered there" if logits.dtype == torch.float64 else None
@@ -51,7 +51,7 @@ def _readable(logits: Tensor) -> int:
     return stride if stride >= logits.shape[1] and rows * stride <= held else logits.shape[1]
 
 
-def _forward(logits: Tensor, targets: Tensor, ignore: int) -> tuple[Tensor, Tensor]:
+def _forward(logits: Tensor, targets: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
     """The loss, and how many rows count."""
     (rows, N), device = logits.shape, logits.device
     constant = constants(N, _readable(logits))
@@ -59,47 +59,49 @@ def _forward(logits: Tensor, targets: Tensor, ignore: int) -> tuple[Tensor, Tens
     sums = torch.empty(programs, dtype=torch.float32, device=device)
     counted = torch.empty(programs, dtype=torch.int32, device=device)
     launch(cross_entropy_kernel, (programs,))(
-        logits, targets, sums, counted, rows, logits.stride(0), ignore, **constant
+        logits, targets, sums, counted, rows, logits.stride(0), ignore_index, **constant
     )
-    loss, count = _results(logits, targets, ignore)
+    loss, count = _empty_outputs(logits, targets, ignore_index)
     mean_constants: dict[str, Any] = {"BLOCK": BLOCK, "num_warps": 4}
     launch(mean_kernel, (1,))(sums, counted, loss, count, programs, **mean_constants)
     return loss, count
 
 
-def _results(logits, targets, ignore):
-    device = logits.device
-    return torch.empty((), dtype=torch.float32, device=device), torch.empty(
-        (), dtype=torch.int32, device=device
-    )
+def _empty_outputs(logits, targets, ignore_index):
+    """Uninitialised loss and number of rows that count."""
+    loss = torch.empty((), dtype=torch.float32, device=logits.device)
+    return loss, torch.empty((), dtype=torch.int32, device=logits.device)
 
 
-def _backward(logits: Tensor, targets: Tensor, count: Tensor, dloss: Tensor, ignore: int) -> Tensor:
+def _backward(logits: Tensor, targets: Tensor, count: Tensor, dloss: Tensor, ignore_index: int) -> Tensor:
     rows, N = logits.shape
     dlogits = torch.empty(rows, N, dtype=logits.dtype, device=logits.device)
     constant = constants(N, _readable(logits))
     launch(cross_entropy_backward_kernel, (-(-rows // constant["ROWS"]),))(
-        logits, targets, count, dloss, dlogits, rows, logits.stride(0), ignore, **constant
+        logits, targets, count, dloss, dlogits, rows, logits.stride(0), ignore_index, **constant
     )
     return dlogits
 
 
-def _backward_fake(logits, targets, count, dloss, ignore):
+def _backward_fake(logits, targets, count, dloss, ignore_index):
     return torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
 
 
 register_op(
-    "cross_entropy(Tensor logits, Tensor targets, int ignore) -> (Tensor, Tensor)", _forward, _results
+    "cross_entropy(Tensor logits, Tensor targets, int ignore_index) -> (Tensor, Tensor)",
+    _forward,
+    _empty_outputs,
 )
 register_op(
-    "cross_entropy_backward(Tensor logits, Tensor targets, Tensor count, Tensor dloss, int ignore) -> Tensor",
+    "cross_entropy_backward(Tensor logits, Tensor targets, Tensor count, Tensor dloss, int ignore_index) "
+    "-> Tensor",
     _backward,
     _backward_fake,
 )
 
 
 def _setup_context(ctx, inputs, output):
-    logits, targets, ctx.ignore = inputs
+    logits, targets, ctx.ignore_index = inputs
     ctx.save_for_backward(logits, targets, output[1])
     ctx.mark_non_differentiable(output[1])
 
@@ -107,7 +109,8 @@ def _setup_context(ctx, inputs, output):
 @first_derivative_only
 def _gradients(ctx, dloss, _):
     logits, targets, count = ctx.saved_tensors
-    return torch.ops.statetrack.cross_entropy_backward(logits, targets, count, dloss, ctx.ignore), None, None
+    backward = torch.ops.statetrack.cross_entropy_backward
+    return backward(logits, targets, count, dloss, ctx.ignore_index), None, None
 
 
 torch.library.register_autograd("statetrack::cross_entropy", _gradients, setup_context=_setup_context)

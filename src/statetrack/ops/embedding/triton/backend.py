@@ -8,14 +8,14 @@ from torch import Tensor
 from statetrack.ops.autograd import first_derivative_only
 from statetrack.ops.custom_ops import register_op
 from statetrack.ops.embedding.triton.kernels import embedding_backward_kernel, embedding_kernel
-from statetrack.ops.partial_sums import add_up
+from statetrack.ops.partial_gradients import sum_over_programs
 from statetrack.ops.triton_runtime.compile_ahead import launch
-from statetrack.ops.triton_runtime.sizes import block
+from statetrack.ops.triton_runtime.sizes import block, processors
 
-LARGEST = 1024  # vocabulary: beyond it, sorting the tokens does less than multiplying by zeros
+MAX_VOCABULARY = 1024  # beyond it, sorting the tokens is less work than multiplying by zeros
 TILE = 2048  # values that a program gathers
 BT, BD, BV = 64, 64, 128  # tokens, columns and rows of a program that sums gradients
-PROGRAMS = 132  # one on each SM of an H200
+PROGRAMS_PER_PROCESSOR = 1  # of the backward
 
 
 def embedding_triton(tokens: Tensor, weight: Tensor) -> Tensor:
@@ -25,22 +25,23 @@ def embedding_triton(tokens: Tensor, weight: Tensor) -> Tensor:
 
 def refuses(tokens: Tensor, weight: Tensor) -> str | None:
     """Why the kernels cannot take these inputs, or None."""
-    if weight.shape[0] > LARGEST:
-        return f"the vocabulary has {weight.shape[0]} entries, more than {LARGEST}"
+    if weight.shape[0] > MAX_VOCABULARY:
+        return f"the vocabulary has {weight.shape[0]} entries, more than {MAX_VOCABULARY}"
     if tokens.numel() == 0:
         return "the input is empty"
     return "float64 is not offered there" if weight.dtype == torch.float64 else None
 
 
-def plan(count: int, V: int, D: int) -> tuple[dict[str, Any], tuple[int, int, int]]:
-    """Constants and grid of the backward; EACH is how many blocks of tokens a program adds up."""
+def backward_plan(count: int, V: int, D: int, processors: int) -> tuple[dict[str, Any], tuple[int, int, int]]:
+    """Constants and grid of the backward; BLOCKS is how many blocks of BT tokens a program adds up."""
     rows = min(BV, block(V))
     columns = min(BD, block(D))
-    pieces = -(-D // columns), -(-V // rows)
-    blocks = -(-count // BT)
-    each = -(-blocks * pieces[0] * pieces[1] // PROGRAMS)
-    constants = {"V": V, "D": D, "BV": rows, "BD": columns, "BT": BT, "EACH": each}
-    return constants | {"num_warps": 8 if rows > 32 else 4}, (-(-blocks // each), *pieces)
+    table_blocks = -(-D // columns), -(-V // rows)
+    token_blocks = -(-count // BT)
+    programs = PROGRAMS_PER_PROCESSOR * processors
+    per_program = -(-token_blocks * table_blocks[0] * table_blocks[1] // programs)
+    constants = {"V": V, "D": D, "BV": rows, "BD": columns, "BT": BT, "BLOCKS": per_program}
+    return constants | {"num_warps": 8 if rows > 32 else 4}, (-(-token_blocks // per_program), *table_blocks)
 
 
 def _forward(tokens: Tensor, weight: Tensor) -> Tensor:
@@ -55,10 +56,10 @@ def _forward(tokens: Tensor, weight: Tensor) -> Tensor:
 
 def _backward(tokens: Tensor, dout: Tensor, V: int) -> Tensor:
     D = dout.shape[-1]
-    constants, grid = plan(tokens.numel(), V, D)
+    constants, grid = backward_plan(tokens.numel(), V, D, processors(dout.device))
     dweights = torch.empty(grid[0], V, D, dtype=torch.float32, device=dout.device)
     launch(embedding_backward_kernel, grid)(tokens, dout.contiguous(), dweights, tokens.numel(), **constants)
-    return add_up(dweights, dout.dtype)
+    return sum_over_programs(dweights, dout.dtype)
 
 
 def _fake(tokens, weight):

@@ -1,4 +1,12 @@
-"""The embedding in two Triton kernels: a gather, and dweight = one_hot(tokens)^T dout by splits of tokens."""
+"""The embedding and its gradient.
+
+    out = weight[tokens]        dweight = one_hot(tokens)^T dout
+
+Grid: forward (blocks of BT tokens, blocks of BD columns); backward (splits of the tokens, blocks of BD
+columns, blocks of BV rows of the table). Registers: forward the gathered tile, (BT, BD); backward the
+running sum of its part of dweight, (BV, BD), to which a matrix product adds a block of BT tokens at a time. A
+product with zeros and ones needs no sort of the tokens and adds in a fixed order.
+"""
 
 import triton
 import triton.language as tl
@@ -15,7 +23,7 @@ def embedding_kernel(
     value = tl.load(
         weight + tl.where(known, token, 0)[:, None] * D + d[None, :], mask=(d < D)[None, :], other=0.0
     )
-    # a token outside the vocabulary must not pass unseen
+    # a token outside the vocabulary must not go unnoticed
     value = tl.where(known[:, None], value, float("nan"))
     tl.store(out + t[:, None] * D + d[None, :], value, mask=(t < count)[:, None] & (d < D)[None, :])
 
@@ -24,18 +32,19 @@ def embedding_kernel(
 def embedding_backward_kernel(
     tokens, dout, dweights, count,
     V: tl.constexpr, D: tl.constexpr, BV: tl.constexpr, BD: tl.constexpr, BT: tl.constexpr,
-    EACH: tl.constexpr,
+    BLOCKS: tl.constexpr,
 ):  # fmt: skip
-    """A program adds up EACH blocks of BT tokens for BV rows and BD columns of the table.
+    """A program adds BLOCKS blocks of BT tokens for BV rows and BD columns of the table.
 
-    Zeros and ones lose nothing on tensor cores; float32 gradients are split into parts that do not either.
+    Zeros and ones are exact on tensor cores; float32 gradients are split into three TF32 terms, so that they
+    keep float32 precision.
     """
     split = tl.program_id(0).to(tl.int64)
     d = tl.program_id(1) * BD + tl.arange(0, BD)
     v = tl.program_id(2) * BV + tl.arange(0, BV)
     total = tl.zeros((BV, BD), tl.float32)
-    for block in range(EACH):
-        t = (split * EACH + block) * BT + tl.arange(0, BT)
+    for block in range(BLOCKS):
+        t = (split * BLOCKS + block) * BT + tl.arange(0, BT)
         token = tl.load(tokens + t, mask=t < count, other=-1)
         inside = (t < count)[:, None] & (d < D)[None, :]
         g = tl.load(dout + t[:, None] * D + d[None, :], mask=inside, other=0.0)

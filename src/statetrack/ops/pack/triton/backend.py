@@ -1,4 +1,4 @@
-"""The Triton backend of packing: two kernels, and PyTorch's running sum between them."""
+"""The Triton backend of packing: two kernels, and a cumulative sum of PyTorch between them."""
 
 from typing import Any
 
@@ -23,14 +23,14 @@ def pack_triton(
     """Same arguments and results as `pack_reference`."""
     (B, W), constant = inputs.shape, constants(inputs.shape[1])
     inputs, targets = inputs.contiguous(), targets.contiguous()
-    more = -(-rows // W)
+    fillers = -(-rows // W)  # further sequences, so that every row belongs to one
     lengths, at = (targets.new_empty(B, dtype=torch.int64) for _ in range(2))
     answers = targets.new_empty(B)
     tokens = inputs.new_empty(rows)
-    bounds = torch.empty(B + more + 1, dtype=torch.int32, device=inputs.device)
+    bounds = torch.empty(B + fillers + 1, dtype=torch.int32, device=inputs.device)
     launch(lengths_kernel, (-(-B // SEQUENCES),))(targets, lengths, answers, ignore, B, **constant)
     ends = lengths.cumsum(0)
-    launch(pack_kernel, (-(-(B + more) // SEQUENCES),))(
-        inputs, lengths, ends, tokens, bounds, at, answers, ignore, B, more, rows, **constant
+    launch(pack_kernel, (-(-(B + fillers) // SEQUENCES),))(
+        inputs, lengths, ends, tokens, bounds, at, answers, ignore, B, fillers, rows, **constant
     )
     return tokens, bounds, at, answers

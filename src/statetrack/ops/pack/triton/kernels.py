@@ -1,4 +1,10 @@
-"""Packing in two Triton kernels. A program has SEQUENCES rows of W steps, padded to BW."""
+"""Packing of padded sequences into one row: lengths first, then tokens, bounds and answers.
+
+    length_s = 1 + min {t : targets[s, t] != ignore}        row[ends_s - length_s + t] = inputs[s, t]
+
+Grid: one program per SEQUENCES sequences. Registers: their W steps, padded to BW, a power of two. The running
+sum `ends` of the lengths is taken by PyTorch between the two kernels.
+"""
 
 import triton
 import triton.language as tl
@@ -13,22 +19,22 @@ def lengths_kernel(
     t = tl.arange(0, BW)
     inside = (s < B)[:, None] & (t < W)[None, :]
     target = tl.load(targets + s.to(tl.int64)[:, None] * W + t[None, :], mask=inside, other=ignore)
-    place = tl.min(tl.where(target != ignore, t[None, :], W), axis=1)
-    place = tl.where(place < W, place, 0)
-    tl.store(lengths + s, (place + 1).to(tl.int64), mask=s < B)
-    tl.store(answers + s, tl.sum(tl.where(t[None, :] == place[:, None], target, 0), axis=1), mask=s < B)
+    position = tl.min(tl.where(target != ignore, t[None, :], W), axis=1)
+    position = tl.where(position < W, position, 0)
+    tl.store(lengths + s, (position + 1).to(tl.int64), mask=s < B)
+    tl.store(answers + s, tl.sum(tl.where(t[None, :] == position[:, None], target, 0), axis=1), mask=s < B)
 
 
 @triton.jit
 def pack_kernel(
-    inputs, lengths, ends, tokens, bounds, at, answers, ignore, B, more, rows,
+    inputs, lengths, ends, tokens, bounds, at, answers, ignore, B, fillers, rows,
     W: tl.constexpr, BW: tl.constexpr, SEQUENCES: tl.constexpr,
 ):  # fmt: skip
-    """Sequence s < B copies its tokens; s - B of the `more` others fills up to W rows behind the last one."""
+    """Sequence s < B copies its tokens; each of the `fillers` takes up to W positions behind them."""
     s = tl.program_id(0) * SEQUENCES + tl.arange(0, SEQUENCES)
     t = tl.arange(0, BW)
-    given, there = s < B, s < B + more
-    end = tl.load(ends + tl.where(given, s, B - 1), mask=there, other=0)
+    given, exists = s < B, s < B + fillers
+    end = tl.load(ends + tl.where(given, s, B - 1), mask=exists, other=0)
     length = tl.load(lengths + s, mask=given, other=W)
     end = tl.where(given, end, end + (s - B + 1).to(tl.int64) * W)
     start = end - length
@@ -36,8 +42,8 @@ def pack_kernel(
     inside = t[None, :] < length[:, None]
     token = tl.load(inputs + source, mask=inside & given[:, None], other=0)
     row = start[:, None] + t[None, :]
-    tl.store(tokens + row, token, mask=inside & there[:, None] & (row < rows))
-    tl.store(bounds + s + 1, tl.minimum(end, rows).to(tl.int32), mask=there)
+    tl.store(tokens + row, token, mask=inside & exists[:, None] & (row < rows))
+    tl.store(bounds + s + 1, tl.minimum(end, rows).to(tl.int32), mask=exists)
     tl.store(bounds + s, tl.zeros((SEQUENCES,), tl.int32), mask=s == 0)
     tl.store(at + s, tl.minimum(end, rows) - 1, mask=given)
     tl.store(answers + s, tl.zeros((SEQUENCES,), tl.int64) + ignore, mask=given & (end > rows))

@@ -7,14 +7,14 @@ from torch import Tensor
 
 from statetrack.ops.autograd import first_derivative_only
 from statetrack.ops.custom_ops import register_op
-from statetrack.ops.partial_sums import add_up
+from statetrack.ops.partial_gradients import sum_over_programs
 from statetrack.ops.rms_norm.triton.kernels import rms_norm_backward_kernel, rms_norm_kernel
 from statetrack.ops.triton_runtime.compile_ahead import launch
-from statetrack.ops.triton_runtime.sizes import block
+from statetrack.ops.triton_runtime.sizes import block, processors
 
-WIDEST = 4096  # values of a row: a program holds whole rows
+MAX_WIDTH = 4096  # values of a row: a program holds whole rows
 TILE = 2048  # values of a tile
-PROGRAMS = 528  # of the backward, each with one row of partial sums: four on each of an H200's 132 SMs
+PROGRAMS_PER_PROCESSOR = 4  # of the backward; each leaves one row of partial gradients of the weight
 
 
 def rms_norm_triton(
@@ -29,21 +29,25 @@ def rms_norm_triton(
 
 def refuses(x: Tensor, y: Tensor | None) -> str | None:
     """Why the kernels cannot take these inputs, or None."""
-    if x.shape[-1] > WIDEST:
-        return f"rows are {x.shape[-1]} wide, more than {WIDEST}"
+    if x.shape[-1] > MAX_WIDTH:
+        return f"rows are {x.shape[-1]} wide, more than {MAX_WIDTH}"
     if x.numel() == 0:
         return "the input is empty"
     dtypes = (x.dtype,) if y is None else (x.dtype, y.dtype)
     return "float64 is not offered there" if torch.float64 in dtypes else None
 
 
-def plan(N: int, rows: int) -> tuple[dict[str, Any], int, int]:
-    """Constants of the kernels for rows of N values; programs and tiles per program of the backward."""
+def constants(N: int) -> dict[str, Any]:
+    """Constants of the kernels for rows of N values."""
     BN = block(N)
-    ROWS = max(1, TILE // BN)
+    return {"N": N, "BN": BN, "ROWS": max(1, TILE // BN), "num_warps": 4 if BN <= TILE else 8}
+
+
+def backward_grid(rows: int, ROWS: int, processors: int) -> tuple[int, int]:
+    """Programs of the backward, and tiles of ROWS rows per program."""
     tiles = -(-rows // ROWS)
-    each = -(-tiles // PROGRAMS)
-    return {"N": N, "BN": BN, "ROWS": ROWS, "num_warps": 4 if BN <= TILE else 8}, -(-tiles // each), each
+    tiles_per_program = -(-tiles // (PROGRAMS_PER_PROCESSOR * processors))
+    return -(-tiles // tiles_per_program), tiles_per_program
 
 
 def _add_forward(x: Tensor, y: Tensor, weight: Tensor, eps: float, dtype: torch.dtype):
@@ -56,12 +60,11 @@ def _plain_forward(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) ->
 
 def _forward(x: Tensor, y: Tensor | None, weight: Tensor, eps: float, dtype: torch.dtype):
     rows = x.numel() // x.shape[-1]
-    constants, _, _ = plan(x.shape[-1], rows)
+    constant = constants(x.shape[-1]) | {"HAS_Y": y is not None}
     total = x if y is None else torch.empty_like(x, dtype=torch.promote_types(x.dtype, y.dtype))
     out = torch.empty_like(x, dtype=dtype)
-    constants["HAS_Y"] = y is not None
-    launch(rms_norm_kernel, (-(-rows // constants["ROWS"]),))(
-        x, x if y is None else y, weight, total, out, rows, eps, **constants
+    launch(rms_norm_kernel, (-(-rows // constant["ROWS"]),))(
+        x, x if y is None else y, weight, total, out, rows, eps, **constant
     )
     return total, out
 
@@ -77,18 +80,19 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of x, of y (empty where its dtype is that of x: it is the same) and of the weight."""
     rows = s.numel() // s.shape[-1]
-    constants, programs, tiles = plan(s.shape[-1], rows)
-    dx, dy, _ = _gradients_of(s, weight, dtotal, dout, eps, x_dtype, y_dtype)
+    constant = constants(s.shape[-1])
+    programs, tiles = backward_grid(rows, constant["ROWS"], processors(s.device))
+    dx, dy, _ = _empty_gradients(s, weight, dtotal, dout, eps, x_dtype, y_dtype)
     dweights = torch.empty(programs, s.shape[-1], dtype=torch.float32, device=s.device)
-    constants |= {"HAS_DTOTAL": dtotal is not None, "HAS_DY": dy.numel() > 0}
+    constant |= {"HAS_DTOTAL": dtotal is not None, "HAS_DY": dy.numel() > 0}
     launch(rms_norm_backward_kernel, (programs,))(
         s, weight, s if dtotal is None else dtotal.contiguous(), dout.contiguous(), dx, dy, dweights,
-        rows, eps, tiles, **constants,
+        rows, eps, tiles, **constant,
     )  # fmt: skip
-    return dx, dy, add_up(dweights, weight.dtype)
+    return dx, dy, sum_over_programs(dweights, weight.dtype)
 
 
-def _gradients_of(s, weight, dtotal, dout, eps, x_dtype, y_dtype):
+def _empty_gradients(s, weight, dtotal, dout, eps, x_dtype, y_dtype):
     dx = torch.empty(s.shape, dtype=x_dtype, device=s.device)
     dy = torch.empty(s.shape if y_dtype != x_dtype else (0,), dtype=y_dtype, device=s.device)
     return dx, dy, torch.empty_like(weight)
@@ -113,7 +117,7 @@ register_op(
     "rms_norm_backward(Tensor s, Tensor weight, Tensor? dtotal, Tensor dout, float eps, ScalarType x_dtype,"
     " ScalarType y_dtype) -> (Tensor, Tensor, Tensor)",
     _backward,
-    _gradients_of,
+    _empty_gradients,
 )
 
 

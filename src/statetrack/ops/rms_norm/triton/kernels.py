@@ -1,6 +1,10 @@
-"""RMS normalisation in two Triton kernels, each one pass over its tensors. Arithmetic is float32.
+"""RMS normalisation of rows, of x or of x + y, in one pass over the tensors.
 
-A program has tiles of ROWS whole rows, N values padded to BN. With HAS_Y the row is the sum of x and y.
+    s = x + y        out = weight * s / sqrt(mean(s^2) + eps)        over the last axis, N wide
+
+Grid: one program per ROWS whole rows forward; backward a few programs per multiprocessor, each with several
+such tiles. Registers: a tile of ROWS rows by BN columns, N padded to a power of two; backward also the
+running sum of the weight's gradient. Arithmetic is float32.
 """
 
 import triton
@@ -30,9 +34,12 @@ def rms_norm_backward_kernel(
     s, weight, dtotal, dout, dx, dy, dweights, rows, eps, tiles,
     N: tl.constexpr, BN: tl.constexpr, ROWS: tl.constexpr, HAS_DTOTAL: tl.constexpr, HAS_DY: tl.constexpr,
 ):  # fmt: skip
-    """With u = s / rms(s) and g = weight * dout, ds = (g - u mean(g u)) / rms(s), plus the sum's gradient.
+    """With u = s / rms(s) and g = weight * dout:
 
-    A program takes `tiles` tiles one after the other and leaves one row of the weight's gradient.
+        ds = (g - u mean(g u)) / rms(s) + dtotal        dweight = sum_rows dout u
+
+    dtotal is the gradient of s itself, where s is used elsewhere too. A program takes `tiles` tiles one after
+    the other and leaves one row of `dweights`.
     """
     first = tl.program_id(0).to(tl.int64) * tiles * ROWS
     n = tl.arange(0, BN)

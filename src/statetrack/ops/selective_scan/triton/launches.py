@@ -46,12 +46,12 @@ def _present(inputs: ScanInputs) -> tuple[bool, ...]:
     return tuple([x is not None for x in inputs[5:9]])
 
 
-def _with_placeholders(inputs: ScanInputs, placeholder: Tensor) -> ScanInputs:
+def _with_placeholders(inputs: ScanInputs, placeholder: Tensor) -> tuple[Tensor, ...]:
     """The inputs with some tensor in the place of each that is None: a kernel does not read it."""
     u, delta, A, B, C, D, z, delta_bias, initial_state, cu_seqlens = inputs
     D, z, delta_bias = A if D is None else D, u if z is None else z, A if delta_bias is None else delta_bias
     initial_state, cu_seqlens = (placeholder if x is None else x for x in (initial_state, cu_seqlens))
-    return ScanInputs(u, delta, A, B, C, D, z, delta_bias, initial_state, cu_seqlens)
+    return u, delta, A, B, C, D, z, delta_bias, initial_state, cu_seqlens
 
 
 def _strides(x: Tensor | None) -> tuple[int, ...]:
@@ -140,18 +140,17 @@ class ForwardCall:
     ) -> Tensor:
         """Fill out, the last states, y before the gate and the order by length; return the saved states."""
         saved_states = last_state.new_empty(self.saved_size)
-        inputs = _with_placeholders(inputs, last_state)
+        tensors = _with_placeholders(inputs, last_state)
+        u, delta, A, B, _, _, _, delta_bias, _, cu_seqlens = tensors
         if self.sorted:
-            self.length_sort(inputs.cu_seqlens, longest_first)
+            self.length_sort(cu_seqlens, longest_first)
         segment_states = segment_decays = saved_states
         if self.decays_size:
             segment_decays = saved_states[-self.decays_size :]
             segment_states = torch.empty_like(segment_decays)
-            self.segment_maps(
-                inputs.u, inputs.delta, inputs.A, inputs.B, inputs.delta_bias, segment_states, segment_decays
-            )
+            self.segment_maps(u, delta, A, B, delta_bias, segment_states, segment_decays)
         maps = () if self.stepwise else (segment_states, segment_decays)
-        self.scan(*inputs, longest_first, out, last_state, saved_states, saved_y, *maps)
+        self.scan(*tensors, longest_first, out, last_state, saved_states, saved_y, *maps)
         return saved_states
 
 
@@ -219,18 +218,16 @@ class BackwardCall:
         """Fill the gradients, the last of which are those of the states that enter segments."""
         saved_states, saved_y, longest_first = saved
         du, ddelta, dA, dB, dC, dD, dz, ddelta_bias, dstate = gradients
-        inputs = _with_placeholders(inputs, dstate)
+        tensors = _with_placeholders(inputs, dstate)
+        _, delta, A, _, C, _, z, delta_bias, _, _ = tensors
         dparams, dBC = dstate.new_empty(*self.dparams_shape), dstate.new_empty(*self.dBC_shape)
         segment_gradients = segment_decays = dstate
         if self.segmented:
             segment_decays = saved_states[-dstate.numel() :]
             segment_gradients = torch.empty_like(dstate)
-            self.segment_maps(
-                inputs.delta, inputs.A, inputs.C, inputs.z, inputs.delta_bias, dout,
-                segment_gradients, segment_decays,
-            )  # fmt: skip
+            self.segment_maps(delta, A, C, z, delta_bias, dout, segment_gradients, segment_decays)
         self.scan(
-            *inputs, longest_first, saved_states, saved_y,
+            *tensors, longest_first, saved_states, saved_y,
             dout, dstate if dlast_state is None else dlast_state,
             du, ddelta, dz, dBC, dparams, dstate, segment_gradients, segment_decays,
         )  # fmt: skip

@@ -1,42 +1,50 @@
-"""The short convolution of several parts of the rows of x in two Triton kernels. Arithmetic is float32.
+"""Short causal convolutions of several parts of the rows of x, with SiLU, and their gradient.
+
+    y_t = silu(bias + sum_i taps_i x_{t - (W - 1) + i})           per channel, i = 0, ..., W - 1
+    dx_t = sum_i taps_i g_{t + (W - 1) - i}                       g_t: the gradient before the SiLU
+    dtaps_i = sum_t g_t x_{t - (W - 1) + i}        dbias = sum_t g_t
 
 Rows of x hold the columns of up to three convolved parts, q, k and v (Q, K and V wide), then of a part r that
-passes as it is (R wide), then some that nobody reads. A program has a block of BC columns of one part and
-walks along time with the last W values in registers: every number is read once and written once, U steps at
-a time so that their loads overlap. Of `items` it takes every so many, one after the other; an item is a piece
-of `length` steps (a multiple of U) of one sequence. Sequences are all T long, or PACKED: sequence s has the
-rows from cu_seqlens[s] to cu_seqlens[s + 1], and pieces enough for the longest.
+is copied (R wide), then columns that are not read.
+
+Grid: (blocks of BC columns of q, k and v, then blocks of BR columns of r; programs that share the items). An
+item is a piece of `length` steps (a multiple of U) of one sequence; program j takes items j, j + programs,
+and so on. Sequences all have T steps, or are PACKED: sequence s has the rows cu_seqlens[s] to
+cu_seqlens[s + 1], and pieces enough for the longest. Registers: the last W - 1 values of each column
+(backward: of x and of g), and U steps at a time, so that their loads overlap. Every number is read once and
+written once. Arithmetic is float32.
 """
 
 import triton
 import triton.language as tl
 
-ALL = tl.constexpr(7)  # of SILU: bit i says whether part i has one; ALL also if there are fewer than three
-NUMBERS = ["T", "pieces", "length", "items"]  # no new compilation for other lengths
+# SILU is a bit mask, bit i for part i. All three bits are set if every part has one, however many there are.
+ALL_SILU = tl.constexpr(7)
+RUNTIME = ["T", "pieces", "length", "items"]  # not specialized: no new compilation for other lengths
 
 
 @triton.jit
-def _of_part(block, q, k, v, Q: tl.constexpr, K: tl.constexpr, BC: tl.constexpr):
-    """That of q, k and v to which this block of columns belongs."""
+def _select_part(block, q, k, v, Q: tl.constexpr, K: tl.constexpr, BC: tl.constexpr):
+    """Whichever of q, k and v this block of columns belongs to."""
     return tl.where(block < tl.cdiv(Q, BC), q, tl.where(block < tl.cdiv(Q, BC) + tl.cdiv(K, BC), k, v))
 
 
 @triton.jit
-def _columns(
+def _part_columns(
     block, Q: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BC: tl.constexpr, ALIGNED: tl.constexpr
 ):
-    """Of this block's part: its first column in x and its width; and the block's columns, within the part."""
-    begin = _of_part(block, 0, Q, Q + K, Q, K, BC)
+    """First column in x and width of this block's part, and the block's columns within the part."""
+    first_column = _select_part(block, 0, Q, Q + K, Q, K, BC)
     if ((K == 0) | (K == Q)) & ((V == 0) | (V == Q)):
         width = Q
     else:
-        width = tl.multiple_of(_of_part(block, Q, K, V, Q, K, BC), ALIGNED)
-    before = _of_part(block, 0, tl.cdiv(Q, BC), tl.cdiv(Q, BC) + tl.cdiv(K, BC), Q, K, BC)
-    return begin, width, (block - before) * BC + tl.arange(0, BC)
+        width = tl.multiple_of(_select_part(block, Q, K, V, Q, K, BC), ALIGNED)
+    blocks_before = _select_part(block, 0, tl.cdiv(Q, BC), tl.cdiv(Q, BC) + tl.cdiv(K, BC), Q, K, BC)
+    return first_column, width, (block - blocks_before) * BC + tl.arange(0, BC)
 
 
 @triton.jit
-def _sequence(s, cu_seqlens, T, PACKED: tl.constexpr):
+def _sequence_bounds(s, cu_seqlens, T, PACKED: tl.constexpr):
     """The first row of sequence s, and its length."""
     if PACKED:
         first = tl.load(cu_seqlens + s).to(tl.int64)
@@ -47,12 +55,12 @@ def _sequence(s, cu_seqlens, T, PACKED: tl.constexpr):
 
 
 @triton.jit
-def _rows(tensor, stride, c, inside, t, end, COUNT: tl.constexpr):
+def _load_rows(tensor, stride, c, inside, t, end, COUNT: tl.constexpr):
     """Columns c of COUNT rows, from that of time t on, at `tensor`: float32, zeros unless 0 <= t < end."""
     raw = ()
     for i in tl.static_range(COUNT):
-        here = inside & (t + i >= 0) & (t + i < end)
-        raw += (tl.load(tensor + i * stride + c, mask=here, other=0.0),)
+        in_time = inside & (t + i >= 0) & (t + i < end)
+        raw += (tl.load(tensor + i * stride + c, mask=in_time, other=0.0),)
     rows = ()
     for i in tl.static_range(COUNT):
         rows += (raw[i].to(tl.float32),)
@@ -60,28 +68,29 @@ def _rows(tensor, stride, c, inside, t, end, COUNT: tl.constexpr):
 
 
 @triton.jit
-def _taps(weights, c, inside, W: tl.constexpr, FILTERED: tl.constexpr):
+def _load_weight(weights, c, inside, W: tl.constexpr, HAS_WEIGHT: tl.constexpr):
     """The weights of the columns c, from (width, W)."""
     taps = ()
-    if FILTERED:
+    if HAS_WEIGHT:
         for i in tl.static_range(W):
             taps += (tl.load(weights + c * W + i, mask=inside, other=0.0).to(tl.float32),)
     return taps
 
 
 @triton.jit
-def _bias(bias, c, inside, HAS_BIAS: tl.constexpr):
+def _load_bias(bias, c, inside, HAS_BIAS: tl.constexpr):
+    """The bias of the columns c, zeros if there is none."""
     if HAS_BIAS:
-        found = tl.load(bias + c, mask=inside, other=0.0).to(tl.float32)
+        value = tl.load(bias + c, mask=inside, other=0.0).to(tl.float32)
     else:
-        found = tl.zeros(c.shape, tl.float32)
-    return found
+        value = tl.zeros(c.shape, tl.float32)
+    return value
 
 
 @triton.jit
-def _filtered(window, taps, bias, J: tl.constexpr, W: tl.constexpr, FILTERED: tl.constexpr):
+def _convolve(window, taps, bias, J: tl.constexpr, W: tl.constexpr, HAS_WEIGHT: tl.constexpr):
     """y_J = bias + sum_i taps_i window_{J + i}: the window begins W - 1 steps before the first output."""
-    if FILTERED:
+    if HAS_WEIGHT:
         y = bias
         for i in tl.static_range(W):
             y += taps[i] * window[J + i]
@@ -91,195 +100,205 @@ def _filtered(window, taps, bias, J: tl.constexpr, W: tl.constexpr, FILTERED: tl
 
 
 @triton.jit
-def _activated(block, SILU: tl.constexpr, Q: tl.constexpr, K: tl.constexpr, BC: tl.constexpr):
+def _part_has_silu(block, SILU: tl.constexpr, Q: tl.constexpr, K: tl.constexpr, BC: tl.constexpr):
     """Whether this block's part goes through a SiLU."""
-    return _of_part(block, SILU & 1, SILU & 2, SILU & 4, Q, K, BC) != 0
+    return _select_part(block, SILU & 1, SILU & 2, SILU & 4, Q, K, BC) != 0
 
 
 @triton.jit
-def _after_silu(y, activated, SILU: tl.constexpr):
-    if SILU == ALL:
+def _apply_silu(y, has_silu, SILU: tl.constexpr):
+    """silu(y), or y where the part has none."""
+    if SILU == ALL_SILU:
         y = y / (1.0 + tl.exp(-y))
     elif SILU != 0:
-        y = tl.where(activated, y / (1.0 + tl.exp(-y)), y)
+        y = tl.where(has_silu, y / (1.0 + tl.exp(-y)), y)
     return y
 
 
 @triton.jit
-def _before_silu(
-    dy, window, taps, bias, activated,
-    J: tl.constexpr, W: tl.constexpr, FILTERED: tl.constexpr, SILU: tl.constexpr,
+def _silu_backward(
+    dy, window, taps, bias, has_silu,
+    J: tl.constexpr, W: tl.constexpr, HAS_WEIGHT: tl.constexpr, SILU: tl.constexpr,
 ):  # fmt: skip
     """The gradient g_J of y_J before its SiLU, if it has one, from the gradient dy_J after it."""
     g = dy
     if SILU != 0:
-        y = _filtered(window, taps, bias, J, W, FILTERED)
+        y = _convolve(window, taps, bias, J, W, HAS_WEIGHT)
         s = 1.0 / (1.0 + tl.exp(-y))
         g *= s * (1.0 + y * (1.0 - s))
-        if SILU != ALL:
-            g = tl.where(activated, g, dy)
+        if SILU != ALL_SILU:
+            g = tl.where(has_silu, g, dy)
     return g
 
 
 @triton.jit
-def _gradients_after(
-    x, x_stride, dy, dy_stride, c, inside, t, T, later, taps, bias, activated,
-    W: tl.constexpr, FILTERED: tl.constexpr, SILU: tl.constexpr, CUT: tl.constexpr,
+def _load_later_gradients(
+    x, x_stride, dy, dy_stride, c, inside, t, T, x_later, taps, bias, has_silu,
+    W: tl.constexpr, HAS_WEIGHT: tl.constexpr, SILU: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
-    """The gradients before the SiLU of the W - 1 steps from t on: zeros where sequences are not cut."""
-    after = ()
-    if CUT:
-        window = later + _rows(x, x_stride, c, inside, t, T, W - 1)
-        dys = _rows(dy, dy_stride, c, inside, t, T, W - 1)
+    """The gradients before the SiLU of the W - 1 steps from t on; zeros unless SPLIT: no piece follows."""
+    g_later = ()
+    if SPLIT:
+        window = x_later + _load_rows(x, x_stride, c, inside, t, T, W - 1)
+        dys = _load_rows(dy, dy_stride, c, inside, t, T, W - 1)
         for j in tl.static_range(W - 1):
-            after += (_before_silu(dys[j], window, taps, bias, activated, j, W, FILTERED, SILU),)
+            g_later += (_silu_backward(dys[j], window, taps, bias, has_silu, j, W, HAS_WEIGHT, SILU),)
     else:
         for _ in tl.static_range(W - 1):
-            after += (tl.zeros(inside.shape, tl.float32),)
-    return after
+            g_later += (tl.zeros(inside.shape, tl.float32),)
+    return g_later
 
 
 @triton.jit
-def _pass(
+def _copy_columns(
     source, source_stride, target, target_stride, block, item, items, cu_seqlens, T, pieces, length,
-    PACKED: tl.constexpr, GIVEN: tl.constexpr, WANTED: tl.constexpr, BR: tl.constexpr, ROWS: tl.constexpr,
+    PACKED: tl.constexpr, SOURCE_WIDTH: tl.constexpr, TARGET_WIDTH: tl.constexpr, BR: tl.constexpr,
+    ROWS: tl.constexpr,
 ):  # fmt: skip
-    """A block of columns of `source` as they are; zeros from column GIVEN to column WANTED of `target`."""
+    """Copy a block of columns of `source`; zeros in columns SOURCE_WIDTH to TARGET_WIDTH of `target`."""
     column = block * BR + tl.arange(0, BR)[None, :]
     while item < items:
-        first, steps = _sequence(item // pieces, cu_seqlens, T, PACKED)
+        first, steps = _sequence_bounds(item // pieces, cu_seqlens, T, PACKED)
         t = (item % pieces) * length
         end = tl.minimum(t + length, steps)
         while t < end:
             time = t + tl.arange(0, ROWS)[:, None]
-            row, here = first + time, time < end
-            value = tl.load(source + row * source_stride + column, mask=here & (column < GIVEN), other=0.0)
-            tl.store(target + row * target_stride + column, value, mask=here & (column < WANTED))
+            row, in_time = first + time, time < end
+            in_source = in_time & (column < SOURCE_WIDTH)
+            value = tl.load(source + row * source_stride + column, mask=in_source, other=0.0)
+            tl.store(target + row * target_stride + column, value, mask=in_time & (column < TARGET_WIDTH))
             t += ROWS
         item += tl.num_programs(1)
 
 
-@triton.jit(do_not_specialize=NUMBERS)
+@triton.jit(do_not_specialize=RUNTIME)
 def convolution_forward_kernel(
     x, wq, wk, wv, bq, bk, bv, q, k, v, r, cu_seqlens, T, pieces, length, items,
     N: tl.constexpr, Q: tl.constexpr, K: tl.constexpr, V: tl.constexpr, R: tl.constexpr,
-    W: tl.constexpr, FILTERED: tl.constexpr, HAS_BIAS: tl.constexpr, SILU: tl.constexpr, PACKED: tl.constexpr,
-    ALIGNED: tl.constexpr, BC: tl.constexpr, U: tl.constexpr, BR: tl.constexpr, ROWS: tl.constexpr,
+    W: tl.constexpr, HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr, SILU: tl.constexpr,
+    PACKED: tl.constexpr, ALIGNED: tl.constexpr, BC: tl.constexpr, U: tl.constexpr, BR: tl.constexpr,
+    ROWS: tl.constexpr,
 ):  # fmt: skip
-    """The parts, contiguous, from rows of x that lie N numbers apart."""
+    """The parts, contiguous, from rows of x with a stride of N numbers."""
     block, item = tl.program_id(0), tl.program_id(1)
-    filtered_blocks: tl.constexpr = tl.cdiv(Q, BC) + tl.cdiv(K, BC) + tl.cdiv(V, BC)
-    if block < filtered_blocks:
-        begin, width, c = _columns(block, Q, K, V, BC, ALIGNED)
+    convolved_blocks: tl.constexpr = tl.cdiv(Q, BC) + tl.cdiv(K, BC) + tl.cdiv(V, BC)
+    if block < convolved_blocks:
+        first_column, width, c = _part_columns(block, Q, K, V, BC, ALIGNED)
         inside = c < width
-        out = _of_part(block, q, k, v, Q, K, BC)
-        taps = _taps(_of_part(block, wq, wk, wv, Q, K, BC), c, inside, W, FILTERED)
-        bias = _bias(_of_part(block, bq, bk, bv, Q, K, BC), c, inside, HAS_BIAS)
-        activated = _activated(block, SILU, Q, K, BC)
+        out = _select_part(block, q, k, v, Q, K, BC)
+        taps = _load_weight(_select_part(block, wq, wk, wv, Q, K, BC), c, inside, W, HAS_WEIGHT)
+        bias = _load_bias(_select_part(block, bq, bk, bv, Q, K, BC), c, inside, HAS_BIAS)
+        has_silu = _part_has_silu(block, SILU, Q, K, BC)
         while item < items:
-            first, steps = _sequence(item // pieces, cu_seqlens, T, PACKED)
+            first, steps = _sequence_bounds(item // pieces, cu_seqlens, T, PACKED)
             t = (item % pieces) * length
             end = tl.minimum(t + length, steps)
-            before = t - (W - 1)
-            past = _rows(x + (first + before) * N + begin, N, c, inside, before, end, W - 1)
+            t_before = t - (W - 1)
+            x_before = _load_rows(
+                x + (first + t_before) * N + first_column, N, c, inside, t_before, end, W - 1
+            )
             while t < end:
-                window = past + _rows(x + (first + t) * N + begin, N, c, inside, t, end, U)
+                window = x_before + _load_rows(x + (first + t) * N + first_column, N, c, inside, t, end, U)
                 target = out + (first + t) * width
                 for j in tl.static_range(U):
-                    y = _filtered(window, taps, bias, j, W, FILTERED)
-                    y = _after_silu(y, activated, SILU)
+                    y = _convolve(window, taps, bias, j, W, HAS_WEIGHT)
+                    y = _apply_silu(y, has_silu, SILU)
                     tl.store(target + j * width + c, y.to(out.dtype.element_ty), mask=inside & (t + j < end))
-                past = ()
+                x_before = ()
                 for i in tl.static_range(W - 1):
-                    past += (window[U + i],)
+                    x_before += (window[U + i],)
                 t += U
             item += tl.num_programs(1)
     else:
-        _pass(
-            x + (Q + K + V), N, r, R, block - filtered_blocks, item, items, cu_seqlens, T, pieces, length,
+        _copy_columns(
+            x + (Q + K + V), N, r, R, block - convolved_blocks, item, items, cu_seqlens, T, pieces, length,
             PACKED, R, R, BR, ROWS,
         )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=NUMBERS)
+@triton.jit(do_not_specialize=RUNTIME)
 def convolution_backward_kernel(
-    x, wq, wk, wv, bq, bk, bv, dq, dk, dv, dr, dx, sums, cu_seqlens, T, pieces, length, items,
+    x, wq, wk, wv, bq, bk, bv, dq, dk, dv, dr, dx, partial, cu_seqlens, T, pieces, length, items,
     N: tl.constexpr, M: tl.constexpr, Q: tl.constexpr, K: tl.constexpr, V: tl.constexpr, R: tl.constexpr,
-    W: tl.constexpr, FILTERED: tl.constexpr, HAS_BIAS: tl.constexpr, SILU: tl.constexpr, PACKED: tl.constexpr,
-    CUT: tl.constexpr, ALIGNED: tl.constexpr, BC: tl.constexpr, U: tl.constexpr, BR: tl.constexpr,
-    ROWS: tl.constexpr,
+    W: tl.constexpr, HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr, SILU: tl.constexpr,
+    PACKED: tl.constexpr, SPLIT: tl.constexpr, ALIGNED: tl.constexpr, BC: tl.constexpr, U: tl.constexpr,
+    BR: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """dx, in rows of M numbers; and sums over this program's items for the gradients of weights and biases.
+    """dx, in rows of M numbers, and the partial gradients of weights and biases over this program's items.
 
-    dx_t = sum_i taps_i g_{t + W - 1 - i},  dtaps_i = sum_t g_t x_{t - (W - 1) + i},  dbias = sum_t g_t.
-    A program walks from the end to the start, so that the gradients it needs are the last W it has found.
-    `sums` has a row per program along time: the weights of q, k and v, then their biases.
+    dx_t needs g_t, ..., g_{t + W - 1}: a program goes backward in time, so these are the last W it computed.
+    `partial` has a row per program along items: the weights of q, k and v, then their biases.
     """
     block, item = tl.program_id(0), tl.program_id(1)
-    filtered_blocks: tl.constexpr = tl.cdiv(Q, BC) + tl.cdiv(K, BC) + tl.cdiv(V, BC)
+    convolved_blocks: tl.constexpr = tl.cdiv(Q, BC) + tl.cdiv(K, BC) + tl.cdiv(V, BC)
     C: tl.constexpr = Q + K + V
-    if block < filtered_blocks:
-        begin, width, c = _columns(block, Q, K, V, BC, ALIGNED)
+    if block < convolved_blocks:
+        first_column, width, c = _part_columns(block, Q, K, V, BC, ALIGNED)
         inside = c < width
-        dy = _of_part(block, dq, dk, dv, Q, K, BC)
-        taps = _taps(_of_part(block, wq, wk, wv, Q, K, BC), c, inside, W, FILTERED)
-        bias = _bias(_of_part(block, bq, bk, bv, Q, K, BC), c, inside, HAS_BIAS)
-        activated = _activated(block, SILU, Q, K, BC)
-        if FILTERED or SILU == ALL:
+        dy = _select_part(block, dq, dk, dv, Q, K, BC)
+        taps = _load_weight(_select_part(block, wq, wk, wv, Q, K, BC), c, inside, W, HAS_WEIGHT)
+        bias = _load_bias(_select_part(block, bq, bk, bv, Q, K, BC), c, inside, HAS_BIAS)
+        has_silu = _part_has_silu(block, SILU, Q, K, BC)
+        if HAS_WEIGHT or SILU == ALL_SILU:
             read = inside
         else:
-            read = inside & activated  # x is of no use to the gradient of a part that passes as it is
+            read = inside & has_silu  # the gradient of a part that is copied does not need x
         dbias = tl.zeros((BC,), tl.float32)
         dtaps = ()
-        for _ in tl.static_range(W if FILTERED else 0):
+        for _ in tl.static_range(W if HAS_WEIGHT else 0):
             dtaps += (dbias,)
         while item < items:
-            first, steps = _sequence(item // pieces, cu_seqlens, T, PACKED)
+            first, steps = _sequence_bounds(item // pieces, cu_seqlens, T, PACKED)
             start = (item % pieces) * length
-            # behind the last block of U steps: the W - 1 values before, and the W - 1 gradients after
+            # At the end of the piece: the W - 1 values of x before t, and the W - 1 gradients from t on.
             t = start + tl.cdiv(tl.maximum(tl.minimum(length, steps - start), 0), U) * U
-            before = t - (W - 1)
-            later = _rows(x + (first + before) * N + begin, N, c, read, before, steps, W - 1)
-            after = _gradients_after(
-                x + (first + t) * N + begin, N, dy + (first + t) * width, width, c, inside, t, steps,
-                later, taps, bias, activated, W, FILTERED, SILU, CUT,
+            t_before = t - (W - 1)
+            x_later = _load_rows(
+                x + (first + t_before) * N + first_column, N, c, read, t_before, steps, W - 1
+            )
+            g_later = _load_later_gradients(
+                x + (first + t) * N + first_column, N, dy + (first + t) * width, width, c, inside, t, steps,
+                x_later, taps, bias, has_silu, W, HAS_WEIGHT, SILU, SPLIT,
             )  # fmt: skip
             t -= U
             while t >= start:
-                before = t - (W - 1)
-                window = _rows(x + (first + before) * N + begin, N, c, read, before, steps, U) + later
-                dys = _rows(dy + (first + t) * width, width, c, inside, t, steps, U)
-                target = dx + (first + t) * M + begin
+                t_before = t - (W - 1)
+                window = (
+                    _load_rows(x + (first + t_before) * N + first_column, N, c, read, t_before, steps, U)
+                    + x_later
+                )
+                dys = _load_rows(dy + (first + t) * width, width, c, inside, t, steps, U)
+                target = dx + (first + t) * M + first_column
                 for j in tl.static_range(U - 1, -1, -1):
-                    g = _before_silu(dys[j], window, taps, bias, activated, j, W, FILTERED, SILU)
+                    g = _silu_backward(dys[j], window, taps, bias, has_silu, j, W, HAS_WEIGHT, SILU)
                     if HAS_BIAS:
                         dbias += g
-                    if FILTERED:
-                        after = (g,) + after  # noqa: RUF005 (Triton knows no stars)
-                        total = tl.zeros((BC,), tl.float32)
-                        found = ()
+                    if HAS_WEIGHT:
+                        g_later = (g,) + g_later  # noqa: RUF005 (no unpacking in Triton)
+                        dx_t = tl.zeros((BC,), tl.float32)
+                        dtaps_next = ()
                         for i in tl.static_range(W):
-                            total += taps[i] * after[W - 1 - i]
-                            found += (dtaps[i] + g * window[j + i],)
-                        dtaps = found
+                            dx_t += taps[i] * g_later[W - 1 - i]
+                            dtaps_next += (dtaps[i] + g * window[j + i],)
+                        dtaps = dtaps_next
                     else:
-                        total = g
-                    here = inside & (t + j < steps)
-                    tl.store(target + j * M + c, total.to(dx.dtype.element_ty), mask=here)
-                kept, later = (), ()
+                        dx_t = g
+                    in_time = inside & (t + j < steps)
+                    tl.store(target + j * M + c, dx_t.to(dx.dtype.element_ty), mask=in_time)
+                g_kept, x_later = (), ()
                 for i in tl.static_range(W - 1):
-                    kept += (after[i],)
-                    later += (window[i],)
-                after = kept
+                    g_kept += (g_later[i],)
+                    x_later += (window[i],)
+                g_later = g_kept
                 t -= U
             item += tl.num_programs(1)
-        own = sums + tl.program_id(1) * (C * (W + 1 if HAS_BIAS else W)) + begin * W
-        for i in tl.static_range(W if FILTERED else 0):
+        own = partial + tl.program_id(1) * (C * (W + 1 if HAS_BIAS else W)) + first_column * W
+        for i in tl.static_range(W if HAS_WEIGHT else 0):
             tl.store(own + c * W + i, dtaps[i], mask=inside)
         if HAS_BIAS:
-            tl.store(own + (C - begin) * W + begin + c, dbias, mask=inside)
+            tl.store(own + (C - first_column) * W + first_column + c, dbias, mask=inside)
     else:
-        _pass(
-            dr, R, dx + C, M, block - filtered_blocks, item, items, cu_seqlens, T, pieces, length,
+        _copy_columns(
+            dr, R, dx + C, M, block - convolved_blocks, item, items, cu_seqlens, T, pieces, length,
             PACKED, R, M - C, BR, ROWS,
         )  # fmt: skip

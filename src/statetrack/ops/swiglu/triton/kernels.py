@@ -1,6 +1,9 @@
-"""The gated activation in two Triton kernels, each one pass over its tensors. Arithmetic is float32.
+"""The gated activation and its gradient, each in one pass over the tensors.
 
-A program has a tile of ROWS rows and BW columns of both halves of x, whose rows are 2 W long.
+    out = silu(gate) up        x = [gate, up], rows of 2 W values
+
+Grid: (blocks of ROWS rows, blocks of BW columns). Registers: a tile (ROWS, BW) of both halves of x.
+Arithmetic is float32.
 """
 
 import triton
