@@ -49,6 +49,14 @@ def test_every_program_adds_up_its_share(monkeypatch):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize(("processors", "programs", "blocks"), [(132, 132, 2), (28, 27, 10)])
+def test_the_backward_has_up_to_one_program_per_multiprocessor(processors, programs, blocks):
+    from statetrack.ops.embedding.triton import backend as triton_backend
+
+    constants, grid = triton_backend.backward_plan(64 * 2 * 132, 11, 60, processors)
+    assert (grid, constants["BLOCKS"]) == ((programs, 1, 1), blocks)
+
+
 def test_a_token_outside_the_vocabulary_is_not_a_number():
     tokens, weight = inputs(count=5, V=11, D=24)
     tokens[2] = 11

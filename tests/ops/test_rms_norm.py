@@ -69,6 +69,13 @@ def test_many_tiles_per_program_are_one_sum(monkeypatch):
     assert_same(inputs(rows=70, N=128, y_dtype=torch.float32))
 
 
+@pytest.mark.parametrize(("processors", "programs", "tiles"), [(132, 528, 3), (28, 106, 15)])
+def test_the_backward_has_up_to_four_programs_per_multiprocessor(processors, programs, tiles):
+    from statetrack.ops.rms_norm.triton import backend as triton_backend
+
+    assert triton_backend.backward_grid(16 * 3 * 528, 16, processors) == (programs, tiles)
+
+
 def test_with_nothing_to_add_both_gradients_still_meet():
     given = inputs(rows=33, N=60)
     found = {}
