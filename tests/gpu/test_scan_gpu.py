@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from statetrack.ops import selective_scan
+from statetrack.ops.selective_scan.arguments import ScanInputs, ScanOptions
 from statetrack.ops.selective_scan.reference import selective_scan_reference
 
 pytestmark = pytest.mark.gpu
@@ -39,9 +40,9 @@ def random_inputs(B, T, D, N, dtype=torch.float32, by_time=True, extras=EXTRAS):
 def run(inputs, reference=False, eigenvalues="[0,1]", softplus=True, cu_seqlens=None):
     leaves = {name: (x.double() if reference else x).detach().requires_grad_() for name, x in inputs.items()}
     if reference:
-        arguments = [leaves.get(name) for name in ("u", "delta", "A", "B", "C", *EXTRAS)]
-        options = {"delta_softplus": softplus, "eigenvalues": eigenvalues, "cu_seqlens": cu_seqlens}
-        out, h = selective_scan_reference(*arguments, **options)
+        out, h = selective_scan_reference(
+            ScanInputs(**leaves, cu_seqlens=cu_seqlens), ScanOptions(softplus, eigenvalues)
+        )
     else:
         options = {"delta_softplus": softplus, "eigenvalues": eigenvalues, "return_last_state": True}
         out, h = selective_scan(**leaves, **options, cu_seqlens=cu_seqlens, backend="triton")
@@ -75,10 +76,10 @@ def test_half_precision_at_odd_sizes_matches_float64():
 
 
 def test_a_long_sequence_is_cut_and_matches_float64():
-    from statetrack.ops.selective_scan.triton_plan import sizes_for
+    from statetrack.ops.selective_scan.triton.plan import partition_for
 
     inputs = random_inputs(**LONG)
-    assert sizes_for(inputs["u"]).segments > 1
+    assert partition_for(inputs["u"]).segments > 1
     assert_close(inputs, torch.float32, eigenvalues="[-1,1]")
 
 
@@ -120,12 +121,12 @@ def test_packed_sequences_match_float64(by_time):
 
 
 def test_many_packed_sequences_match_float64_and_repeat_exactly():
-    from statetrack.ops.selective_scan.triton_plan import PAIRED, sizes_for
+    from statetrack.ops.selective_scan.triton.plan import PAIRED, partition_for
 
     inputs, cu_seqlens = packed_inputs(
         LENGTHS * 6, 1024, 16, torch.bfloat16, by_time=False, extras=EXTRAS[:3]
     )
-    assert sizes_for(inputs["u"], cu_seqlens).tile == PAIRED
+    assert partition_for(inputs["u"], cu_seqlens).tile == PAIRED
     options = {"eigenvalues": "[-1,1]", "cu_seqlens": cu_seqlens}
     assert_close(inputs, torch.bfloat16, **options)
     once, again = (run(inputs, **options) for _ in range(2))

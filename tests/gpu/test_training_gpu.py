@@ -8,7 +8,8 @@ import torch
 
 from statetrack.files import load_tensors
 from statetrack.layers import model_config
-from statetrack.ops import checked, triton_ahead
+from statetrack.ops import checked
+from statetrack.ops.triton_runtime import compile_ahead as triton_ahead
 from statetrack.run import run
 from statetrack.spec import EvaluationConfig, RunSpec, TrainingConfig
 from statetrack.sweep import Job, sweep

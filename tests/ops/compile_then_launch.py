@@ -9,8 +9,8 @@ import triton.language as tl
 from stand_in_driver import asked, launched, scale_kernel
 from triton import knobs
 
-from statetrack.ops.triton_ahead import ahead, compile_ahead, launch
-from statetrack.ops.triton_launch import Launcher
+from statetrack.ops.triton_runtime.compile_ahead import ahead, compile_ahead, launch
+from statetrack.ops.triton_runtime.launcher import Launcher
 
 compiled_in, loaded = [], []
 knobs.compilation.listener = lambda **_: compiled_in.append(threading.current_thread().name)

@@ -6,7 +6,7 @@ import json
 import torch
 from stand_in_driver import asked, launched, scale_kernel
 
-from statetrack.ops.triton_launch import Launcher
+from statetrack.ops.triton_runtime.launcher import Launcher
 
 launch = Launcher(scale_kernel, 0, (5, 6), (7, 1 << 40, 0.5), (16,), warps=2)
 x, y = torch.zeros(16), torch.zeros(16, dtype=torch.float16)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from statetrack.ops.adamw import recorded_adamw
-from statetrack.ops.adamw.triton_backend import refuses
+from statetrack.ops.adamw.triton.backend import refuses
 
 SHAPES = [(24, 60), (3,), (10, 24), (1, 1), (1100,)]
 

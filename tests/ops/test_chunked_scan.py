@@ -8,7 +8,7 @@ from scan_inputs import EXTRAS, RANGES, assert_same, random_inputs, run
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from statetrack.ops import selective_scan
-from statetrack.ops.selective_scan import blocks
+from statetrack.ops.selective_scan import blocked_scan
 
 
 @pytest.mark.parametrize("eigenvalues", RANGES)
@@ -125,7 +125,7 @@ def test_the_backward_keeps_no_more_numbers_than_u_holds(T, N):
 def test_no_tensor_grows_with_states_times_length():
     B, T, D, N = 2, 3000, 64, 16
     inputs = {name: x.float().requires_grad_() for name, x in random_inputs(B, T, D, N).items()}
-    sequences, steps, _ = blocks.block_size(B, D, N)
+    sequences, steps, _ = blocked_scan.block_size(B, D, N)
     with LargestTensor() as largest:
         selective_scan(**inputs).sum().backward()
     assert largest.elements <= max(B * T * D, sequences * steps * D * N)
@@ -137,10 +137,10 @@ def test_no_tensor_grows_with_states_times_length():
     [(1, 1, 1), (1, 8, 4), (8, 256, 16), (64, 256, 16), (4, 8192, 64), (2, 1, 900)],
 )
 def test_blocks_are_cache_sized_but_no_shorter_than_N(batch, channels, N):
-    sequences, steps, lane = blocks.block_size(batch, channels, N)
+    sequences, steps, lane = blocked_scan.block_size(batch, channels, N)
     assert 1 <= sequences <= batch
     assert steps >= max(N, 16)
-    fits = sequences * steps * channels * N <= blocks.BLOCK["cpu"]
+    fits = sequences * steps * channels * N <= blocked_scan.BLOCK["cpu"]
     assert fits or steps < max(N, 16) + (lane or 1)
     assert lane is None or steps % lane == 0
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from statetrack.errors import UserError
 from statetrack.ops import convolved_split, short_convolution
-from statetrack.ops.short_convolution import triton_backend
+from statetrack.ops.short_convolution.triton import backend as triton_backend
 
 
 def inputs(B=2, T=9, N=48, widths=(16, 16, 8, 4), width=4, bias=False, dtype=torch.float32):
@@ -122,7 +122,7 @@ def test_it_is_a_short_convolution_of_each_part():
 
 
 def test_work_is_cut_up_so_that_every_processor_has_some():
-    plan, size = triton_backend.plan, triton_backend.LIGHT
+    plan, size = triton_backend.partition, triton_backend.LIGHT
     assert plan(1024, 39, 3, size, 132).pieces == 1
     for B, T, blocks in ((1024, 39, 3), (8, 2048, 16), (1, 32_768, 16), (1, 1, 1), (3, 77, 2)):
         pieces, length, items, programs = plan(B, T, blocks, size, 132)

@@ -36,7 +36,7 @@ def test_triton_matches_pytorch(rows, classes, dtype, tolerance):
 
 
 def test_sums_of_many_programs_are_added(monkeypatch):
-    from statetrack.ops.cross_entropy import triton_backend
+    from statetrack.ops.cross_entropy.triton import backend as triton_backend
 
     monkeypatch.setattr(triton_backend, "BLOCK", 16)
     logits, targets = inputs(rows=19 * 16, classes=121)
@@ -68,7 +68,7 @@ def test_a_target_that_is_no_class_is_not_a_number():
 
 
 def test_the_op_passes_the_checks_of_torch_library():
-    from statetrack.ops.cross_entropy import triton_backend  # noqa: F401
+    from statetrack.ops.cross_entropy.triton import backend as triton_backend  # noqa: F401
 
     logits, targets = inputs(rows=3, classes=11)
     op = torch.ops.statetrack.cross_entropy.default

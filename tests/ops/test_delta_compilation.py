@@ -6,7 +6,7 @@ import pytest
 import torch
 from sm90 import assert_fits, compile_sm90
 
-from statetrack.ops.delta_rule.triton_plan import constants, make_plan, unrolled
+from statetrack.ops.delta_rule.triton.plan import constants, make_plan, unrolled
 
 PACKAGE = "statetrack.ops.delta_rule"
 FUSED, FUSED_BACK = f"{PACKAGE}.triton_kernels", f"{PACKAGE}.triton_back_kernels"

@@ -39,14 +39,22 @@ def test_triton_takes_half_precision_and_axes_in_front():
 
 
 def test_every_program_adds_up_its_share(monkeypatch):
-    from statetrack.ops.embedding import triton_backend
+    from statetrack.ops.embedding.triton import backend as triton_backend
 
-    monkeypatch.setattr(triton_backend, "PROGRAMS", 4)
+    monkeypatch.setattr(triton_backend, "PROGRAMS_PER_PROCESSOR", 4)
     tokens, weight = inputs(count=500, V=11, D=60)
-    constants, grid = triton_backend.plan(500, 11, 60)
-    assert (grid, constants["EACH"]) == ((4, 1, 1), 2)
+    constants, grid = triton_backend.backward_plan(500, 11, 60, processors=1)
+    assert (grid, constants["BLOCKS"]) == ((4, 1, 1), 2)
     for a, b in zip(outcome(tokens, weight, backend="triton"), outcome(tokens, weight), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("processors", "programs", "blocks"), [(132, 132, 2), (28, 27, 10)])
+def test_the_backward_has_up_to_one_program_per_multiprocessor(processors, programs, blocks):
+    from statetrack.ops.embedding.triton import backend as triton_backend
+
+    constants, grid = triton_backend.backward_plan(64 * 2 * 132, 11, 60, processors)
+    assert (grid, constants["BLOCKS"]) == ((programs, 1, 1), blocks)
 
 
 def test_a_token_outside_the_vocabulary_is_not_a_number():
@@ -62,7 +70,7 @@ def test_a_token_outside_the_vocabulary_is_not_a_number():
 
 
 def test_the_op_passes_the_checks_of_torch_library():
-    from statetrack.ops.embedding import triton_backend  # noqa: F401
+    from statetrack.ops.embedding.triton import backend as triton_backend  # noqa: F401
 
     tokens, weight = inputs(count=5, V=11, D=24)
     torch.library.opcheck(torch.ops.statetrack.embedding.default, (tokens, weight.requires_grad_()))

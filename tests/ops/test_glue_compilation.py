@@ -3,30 +3,30 @@
 import pytest
 from sm90 import assert_fits, compile_sm90
 
-from statetrack.ops import partial_sums
-from statetrack.ops.adamw import triton_backend as adamw
-from statetrack.ops.cross_entropy import triton_backend as cross_entropy
-from statetrack.ops.embedding import triton_backend as embedding
-from statetrack.ops.pack import triton_backend as pack
-from statetrack.ops.rms_norm import triton_backend as rms_norm
-from statetrack.ops.short_convolution import triton_backend as short_convolution
-from statetrack.ops.short_convolution.triton_kernels import NUMBERS
-from statetrack.ops.swiglu import triton_backend as swiglu
+from statetrack.ops import partial_gradients
+from statetrack.ops.adamw.triton import backend as adamw
+from statetrack.ops.cross_entropy.triton import backend as cross_entropy
+from statetrack.ops.embedding.triton import backend as embedding
+from statetrack.ops.pack.triton import backend as pack
+from statetrack.ops.rms_norm.triton import backend as rms_norm
+from statetrack.ops.short_convolution.triton import backend as short_convolution
+from statetrack.ops.short_convolution.triton.kernels import RUNTIME
+from statetrack.ops.swiglu.triton import backend as swiglu
 
 
-def compile_as_launched(op, kernel, pointers, constants, **scalars):
-    """`pointers` maps names to types, `constants` are those of the backend's plan, num_warps among them."""
+def compile_as_launched(op, kernel, pointers, constants, file="kernels", **scalars):
+    """`pointers` maps names to types, `constants` are those of the backend, num_warps among them."""
     warps = constants["num_warps"]
     fixed = {name: value for name, value in constants.items() if name != "num_warps"}
     types = {name: f"*{kind}" for name, kind in pointers.items()} | scalars
-    return compile_sm90(f"statetrack.ops.{op}.triton_kernels:{kernel}", types, fixed, warps)
+    return compile_sm90(f"statetrack.ops.{op}.triton.{file}:{kernel}", types, fixed, warps)
 
 
 @pytest.mark.parametrize(
     ("N", "x", "y"), [(32, "bf16", "bf16"), (128, "fp32", "bf16"), (4096, "fp32", "fp32")]
 )
 def test_rms_norm_compiles(N, x, y):
-    constants, _, _ = rms_norm.plan(N, 17_000)
+    constants = rms_norm.constants(N)
     pointers = {"x": x, "y": y, "weight": "fp32", "total": x, "out": y}
     scalars = {"rows": "i32", "eps": "fp32"}
     forward = compile_as_launched(
@@ -56,7 +56,7 @@ def test_swiglu_compiles(W):
 
 @pytest.mark.parametrize(("N", "dtype"), [(121, "bf16"), (1000, "fp32")])
 def test_cross_entropy_compiles(N, dtype):
-    scalars = {"rows": "i32", "stride": "i32", "ignore": "i32"}
+    scalars = {"rows": "i32", "stride": "i32", "ignore_index": "i32"}
     pointers = {"logits": dtype, "targets": "i64"}
     kernels = {
         "cross_entropy_kernel": {"sums": "fp32", "counted": "i32"},
@@ -75,7 +75,7 @@ def test_cross_entropy_compiles(N, dtype):
 
 @pytest.mark.parametrize(("V", "D", "dtype"), [(121, 128, "fp32"), (1000, 512, "bf16")])
 def test_embedding_compiles(V, D, dtype):
-    constants, _ = embedding.plan(17_000, V, D)
+    constants, _ = embedding.backward_plan(17_000, V, D, processors=132)
     pointers = {"tokens": "i64", "dout": dtype, "dweights": "fp32"}
     assert_fits(
         compile_as_launched("embedding", "embedding_backward_kernel", pointers, constants, count="i32")
@@ -86,27 +86,30 @@ def test_embedding_compiles(V, D, dtype):
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(528, 128), (66, 15_488)])
-def test_partial_sums_compile(rows, columns):
-    pointers, scalars = {"parts": "fp32", "total": "fp32"}, {"rows": "i32", "columns": "i32"}
-    constants = partial_sums.constants(rows, columns)
-    assert_fits(compile_as_launched("partial_sums", "add_up_kernel", pointers, constants, **scalars))
+def test_column_sums_compile(rows, columns):
+    pointers, scalars = {"partial": "fp32", "total": "fp32"}, {"rows": "i32", "columns": "i32"}
+    constants = partial_gradients.constants(rows, columns)
+    compiled = compile_as_launched(
+        "partial_gradients", "column_sum_kernel", pointers, constants, file="column_sum", **scalars
+    )
+    assert_fits(compiled)
 
 
 def test_adamw_compiles():
     constants = {"BLOCK": adamw.BLOCK, "num_warps": 4}
     pointers = {"table": "i64", "squares": "fp32"}
-    assert_fits(compile_as_launched("adamw", "count_kernel", pointers, constants))
+    assert_fits(compile_as_launched("adamw", "norm_kernel", pointers, constants))
     pointers |= {"decays": "fp32", "rate": "fp32"}
     floats = ("clip", "beta1", "beta2", "log_beta1", "log_beta2", "eps")
     scalars = {"programs": "i32"} | dict.fromkeys(floats, "fp32")
-    for parts in (512, adamw.MOST):
+    for programs in (512, adamw.MAX_PROGRAMS):
         assert_fits(
-            compile_as_launched("adamw", "update_kernel", pointers, constants | {"PARTS": parts}, **scalars)
+            compile_as_launched("adamw", "update_kernel", pointers, constants | {"BP": programs}, **scalars)
         )
 
 
 @pytest.mark.parametrize(
-    ("N", "widths", "rest", "width", "bias", "packed", "cut", "dtype"),
+    ("N", "widths", "rest", "width", "bias", "packed", "split", "dtype"),
     [
         (392, [128, 128, 128], 4, 4, False, False, False, "bf16"),  # DeltaNet
         (392, [128, 128, 128], 4, 4, False, True, False, "bf16"),
@@ -118,11 +121,11 @@ def test_adamw_compiles():
         (376, [128, 120, 120], 4, 4, False, False, True, "bf16"),
     ],
 )
-def test_the_short_convolution_compiles(N, widths, rest, width, bias, packed, cut, dtype):
+def test_the_short_convolution_compiles(N, widths, rest, width, bias, packed, split, dtype):
     silu = [True] * len(widths) if width else [False, False, True]
     known = N, N, widths, rest, width, bias, silu, packed
     read = {"x": dtype, "cu_seqlens": "i32"} | dict.fromkeys(("wq", "wk", "wv", "bq", "bk", "bv"), "fp32")
-    scalars = dict.fromkeys(NUMBERS, "i32")
+    scalars = dict.fromkeys(RUNTIME, "i32")
     forward = compile_as_launched(
         "short_convolution",
         "convolution_forward_kernel",
@@ -134,8 +137,8 @@ def test_the_short_convolution_compiles(N, widths, rest, width, bias, packed, cu
     backward = compile_as_launched(
         "short_convolution",
         "convolution_backward_kernel",
-        read | dict.fromkeys(("dq", "dk", "dv", "dr", "dx"), dtype) | {"sums": "fp32"},
-        short_convolution.constants(*known, backward=True) | {"CUT": cut},
+        read | dict.fromkeys(("dq", "dk", "dv", "dr", "dx"), dtype) | {"partial": "fp32"},
+        short_convolution.constants(*known, backward=True) | {"SPLIT": split},
         **scalars,
     )
     assert_fits(backward)
@@ -145,22 +148,24 @@ def test_the_short_convolution_compiles(N, widths, rest, width, bias, packed, cu
 
 
 def test_the_widest_convolution_compiles():
-    known = 392, 392, [128, 128, 128], 4, short_convolution.WIDEST, True, [True] * 3, False
+    known = 392, 392, [128, 128, 128], 4, short_convolution.MAX_WIDTH, True, [True] * 3, False
     pointers = {"x": "bf16", "cu_seqlens": "i32"} | dict.fromkeys(
-        ("wq", "wk", "wv", "bq", "bk", "bv", "sums"), "fp32"
+        ("wq", "wk", "wv", "bq", "bk", "bv", "partial"), "fp32"
     )
     pointers |= dict.fromkeys(("dq", "dk", "dv", "dr", "dx"), "bf16")
-    constants = short_convolution.constants(*known, backward=True) | {"CUT": True}
-    scalars = dict.fromkeys(NUMBERS, "i32")
+    constants = short_convolution.constants(*known, backward=True) | {"SPLIT": True}
+    scalars = dict.fromkeys(RUNTIME, "i32")
     kernel = "convolution_backward_kernel"
     assert_fits(compile_as_launched("short_convolution", kernel, pointers, constants, **scalars))
 
 
-def test_the_walk_compiles():
+def test_the_automaton_run_compiles():
     pointers = dict.fromkeys(("table", "letters", "states"), "i64")
-    scalars = dict.fromkeys(("start", "words", "T", "n"), "i32")
+    scalars = dict.fromkeys(("start", "words", "T", "num_states"), "i32")
     assert_fits(
-        compile_as_launched("walk", "walk_kernel", pointers, {"BLOCK": 32, "num_warps": 1}, **scalars)
+        compile_as_launched(
+            "automaton_run", "run_automaton_kernel", pointers, {"BLOCK": 32, "num_warps": 1}, **scalars
+        )
     )
 
 
@@ -171,5 +176,5 @@ def test_pack_compiles():
     second = dict.fromkeys(("inputs", "lengths", "ends", "tokens", "at", "answers"), "i64") | {
         "bounds": "i32"
     }
-    scalars |= {"more": "i32", "rows": "i32"}
+    scalars |= {"fillers": "i32", "rows": "i32"}
     assert_fits(compile_as_launched("pack", "pack_kernel", second, constants, **scalars))

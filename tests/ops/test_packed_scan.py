@@ -93,29 +93,29 @@ MANY = [3, 1, 5, 0, 2, 4, 1, 2, 6] if DEVICE.type == "cpu" else [3, 1, 5, 0, 2, 
 @pytest.mark.parametrize("eigenvalues", ["[0,1]", "[-1,1]"])
 @pytest.mark.parametrize(("extras", "by_time"), [(EXTRAS, ()), (EXTRAS[:3], ("delta",))])
 def test_many_sequences_give_two_channels_to_a_lane(extras, by_time, eigenvalues):
-    from statetrack.ops.selective_scan.triton_plan import PAIRED, sizes_for
+    from statetrack.ops.selective_scan.triton.plan import PAIRED, partition_for
 
     inputs, cu_seqlens = packed_inputs(MANY, PAIRED.channels + 2, extras=extras, by_time=by_time)
-    assert sizes_for(inputs["u"], cu_seqlens).tile == PAIRED
+    assert partition_for(inputs["u"], cu_seqlens).tile == PAIRED
     options = {"delta_softplus": True, "eigenvalues": eigenvalues, "cu_seqlens": cu_seqlens}
     assert_same(run(inputs, "triton", **options), run(inputs, "reference", **options))
 
 
 def test_more_states_than_registers_hold_go_in_tiles(monkeypatch):
-    from statetrack.ops.selective_scan import triton_calls
+    from statetrack.ops.selective_scan.triton import launches
 
-    monkeypatch.setattr(triton_calls, "WALK_STATES", 2)
-    inputs, cu_seqlens = packed_inputs(MANY, 2 * triton_calls.PAIRED.channels, N=3)
+    monkeypatch.setattr(launches, "STEPWISE_MAX_STATES", 2)
+    inputs, cu_seqlens = packed_inputs(MANY, 2 * launches.PAIRED.channels, N=3)
     options = {"eigenvalues": "[-1,1]", "cu_seqlens": cu_seqlens}
     assert_same(run(inputs, "triton", **options), run(inputs, "reference", **options))
 
 
 def test_programs_take_the_longest_sequences_first():
-    from statetrack.ops.selective_scan.triton_order import order_kernel
+    from statetrack.ops.selective_scan.triton.length_sort import length_sort_kernel
 
-    order = torch.empty(5, dtype=torch.int32, device=DEVICE)
-    order_kernel[(3, 1)](offsets([3, 0, 9, 3, 9]), order, 5, 2, 4, num_warps=1)
-    assert order.tolist() == [2, 4, 0, 3, 1]
+    longest_first = torch.empty(5, dtype=torch.int32, device=DEVICE)
+    length_sort_kernel[(3, 1)](offsets([3, 0, 9, 3, 9]), longest_first, 5, 2, 4, num_warps=1)
+    assert longest_first.tolist() == [2, 4, 0, 3, 1]
 
 
 @pytest.mark.parametrize("groups", [0, 1, 2])
@@ -150,7 +150,7 @@ def test_without_gradients_no_states_are_kept_and_the_result_is_the_same():
 
 
 def test_saved_states_of_packed_sequences_never_share_a_place():
-    from statetrack.ops.selective_scan.triton_plan import SINGLE, saved_numbers
+    from statetrack.ops.selective_scan.triton.plan import SINGLE, saved_size
 
     L = SINGLE.steps
     generator = torch.Generator().manual_seed(0)
@@ -159,9 +159,9 @@ def test_saved_states_of_packed_sequences_never_share_a_place():
         starts = [0, *itertools.accumulate(lengths)]
         saved = [(T - 1) // L if T else 0 for T in lengths]
         places = [start // L + j for start, number in zip(starts, saved) for j in range(number)]
-        room = saved_numbers(torch.empty(1, 1, starts[-1]), torch.empty(1, 1), torch.empty(41), save=True)
+        capacity = saved_size(torch.empty(1, 1, starts[-1]), torch.empty(1, 1), torch.empty(41), save=True)
         assert len(set(places)) == len(places)
-        assert max(places, default=-1) < room
+        assert max(places, default=-1) < capacity
 
 
 def test_halves_come_back_as_halves_with_states_in_float32():

@@ -62,10 +62,18 @@ def test_triton_takes_and_gives_half_precision():
 
 
 def test_many_tiles_per_program_are_one_sum(monkeypatch):
-    from statetrack.ops.rms_norm import triton_backend
+    from statetrack.ops.rms_norm.triton import backend as triton_backend
 
-    monkeypatch.setattr(triton_backend, "PROGRAMS", 2)
+    monkeypatch.setattr(triton_backend, "PROGRAMS_PER_PROCESSOR", 2)
+    assert triton_backend.backward_grid(70, 16, processors=1) == (2, 3)
     assert_same(inputs(rows=70, N=128, y_dtype=torch.float32))
+
+
+@pytest.mark.parametrize(("processors", "programs", "tiles"), [(132, 528, 3), (28, 106, 15)])
+def test_the_backward_has_up_to_four_programs_per_multiprocessor(processors, programs, tiles):
+    from statetrack.ops.rms_norm.triton import backend as triton_backend
+
+    assert triton_backend.backward_grid(16 * 3 * 528, 16, processors) == (programs, tiles)
 
 
 def test_with_nothing_to_add_both_gradients_still_meet():
@@ -93,7 +101,7 @@ def test_either_result_may_go_unused(used):
 
 
 def test_the_ops_pass_the_checks_of_torch_library():
-    from statetrack.ops.rms_norm import triton_backend  # noqa: F401
+    from statetrack.ops.rms_norm.triton import backend as triton_backend  # noqa: F401
 
     x, y, weight = (z.requires_grad_() for z in inputs(3, 24, y_dtype=torch.float32))
     ops = torch.ops.statetrack

@@ -101,14 +101,14 @@ def test_second_derivatives_are_refused():
         ({"x": torch.ones(3, 4)}, "expected \\(batch, time, channels\\)"),
         ({"weight": torch.ones(5, 4)}, "weight has shape"),
         ({"initial_state": torch.ones(2, 70, 4), "backend": "reference"}, "initial_state has shape"),
-        ({"initial_state": torch.ones(2, 70, 3), "backend": "triton"}, "begins from a state"),
+        ({"initial_state": torch.ones(2, 70, 3), "backend": "triton"}, "there is an initial state"),
         (
             {
                 "x": torch.ones(1, 21, 70),
                 "initial_state": torch.ones(1, 70, 3),
                 "cu_seqlens": torch.tensor([0, 21]),
             },
-            "begin from an empty past",
+            "start from zeros and take no initial_state",
         ),
     ],
 )

@@ -30,7 +30,7 @@ def test_axes_in_front_are_kept():
 
 
 def test_the_op_passes_the_checks_of_torch_library():
-    from statetrack.ops.swiglu import triton_backend  # noqa: F401
+    from statetrack.ops.swiglu.triton import backend as triton_backend  # noqa: F401
 
     torch.library.opcheck(torch.ops.statetrack.swiglu.default, (torch.randn(3, 48, requires_grad=True),))
 

@@ -11,7 +11,9 @@ from delta_inputs import OPTIONS, SPREAD, assert_same, largest_error, random_inp
 
 from statetrack.errors import UserError
 from statetrack.ops import delta_rule
-from statetrack.ops.delta_rule import triton_backend, triton_calls, triton_plan
+from statetrack.ops.delta_rule.triton import backend as triton_backend
+from statetrack.ops.delta_rule.triton import launches as triton_calls
+from statetrack.ops.delta_rule.triton import plan as triton_plan
 
 
 @pytest.fixture

@@ -15,11 +15,12 @@ import triton
 from triton import knobs
 
 from statetrack.errors import UserError
-from statetrack.ops import delta_rule, remembered, selective_scan, triton_launch
+from statetrack.ops import call_cache, delta_rule, selective_scan
 from statetrack.ops.backends import prefers_triton
-from statetrack.ops.remembered import Memory, signature
-from statetrack.ops.triton_ahead import compile_ahead
-from statetrack.ops.triton_launch import Launcher
+from statetrack.ops.call_cache import CallCache, signature
+from statetrack.ops.triton_runtime import launcher
+from statetrack.ops.triton_runtime.compile_ahead import compile_ahead
+from statetrack.ops.triton_runtime.launcher import Launcher
 
 
 class StandIn:
@@ -42,8 +43,8 @@ class StandIn:
 
 @pytest.fixture
 def kernel(monkeypatch):
-    monkeypatch.setattr(triton_launch, "_current_device", lambda: -1)
-    monkeypatch.setattr(triton_launch, "_current_stream", lambda device: 99)
+    monkeypatch.setattr(launcher, "_current_device", lambda: -1)
+    monkeypatch.setattr(launcher, "_current_stream", lambda device: 99)
     return StandIn()
 
 
@@ -83,12 +84,12 @@ def test_other_devices_versions_and_hooks_go_through_triton(kernel, monkeypatch)
     launch, x = Launcher(kernel, -1, (1, 1), (), (), warps=1), torch.zeros(8)
     launch(x)
     with monkeypatch.context() as patch:
-        patch.setattr(triton_launch, "_current_device", lambda: 1)
+        patch.setattr(launcher, "_current_device", lambda: 1)
         launch(x)
     with monkeypatch.context() as patch:
         patch.setattr(knobs.runtime.launch_enter_hook, "calls", [print])
         launch(x)
-    monkeypatch.setattr(triton_launch, "_known", False)
+    monkeypatch.setattr(launcher, "_known", False)
     unknown = Launcher(kernel, -1, (1, 1), (), (), warps=2)
     unknown(x)
     unknown(x)
@@ -144,10 +145,10 @@ def test_nothing_is_done_ahead_where_kernels_are_interpreted():
 
 
 def test_a_memory_makes_once_per_key_and_forgets_when_full(monkeypatch):
-    monkeypatch.setattr(remembered, "MOST", 2)
-    memory, made = Memory(), []
+    monkeypatch.setattr(call_cache, "CAPACITY", 2)
+    memory, made = CallCache(), []
     for key in ("a", "a", None, None, "b", "c", "a"):
-        memory.recall(key, lambda key=key: made.append(key) or key)
+        memory.get_or_make(key, lambda key=key: made.append(key) or key)
     assert made == ["a", None, None, "b", "c", "a"]
 
 

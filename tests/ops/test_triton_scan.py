@@ -1,6 +1,6 @@
 """The Triton selective scan against the reference; interpreted on a CPU, compiled on a GPU.
 
-Interpreted tiles are four steps by eight channels (`triton_plan.SINGLE`): small sizes reach every edge.
+Interpreted tiles are four steps by eight channels (`plan.SINGLE`): small sizes reach every edge.
 """
 
 import pytest
@@ -34,11 +34,11 @@ def test_triton_matches_reference_around_the_tile_sizes(T, D, N):
 
 @pytest.mark.parametrize("extras", [EXTRAS, ("z",)])
 def test_many_sequences_give_two_channels_to_a_lane(extras):
-    from statetrack.ops.selective_scan.triton_plan import PAIRED, sizes_for
+    from statetrack.ops.selective_scan.triton.plan import PAIRED, partition_for
 
     many = 9 if DEVICE.type == "cpu" else 1100
     inputs = random_inputs(B=many, T=5, D=PAIRED.channels, extras=extras, by_time=())
-    assert sizes_for(inputs["u"]).tile == PAIRED
+    assert partition_for(inputs["u"]).tile == PAIRED
     options = {"delta_softplus": True, "eigenvalues": "[-1,1]"}
     assert_same(run(inputs, "triton", **options), run(inputs, "reference", **options))
 
@@ -62,11 +62,11 @@ def test_vectors_may_have_their_numbers_apart(T):
 @pytest.mark.parametrize("eigenvalues", ["[0,1]", "[-1,1]"])
 @pytest.mark.parametrize("extras", [("initial_state",), EXTRAS[:3]])
 def test_segments_of_a_long_sequence_add_up(extras, eigenvalues):
-    from statetrack.ops.selective_scan.triton_plan import SINGLE, sizes
+    from statetrack.ops.selective_scan.triton.plan import SINGLE, partition
 
     T = SINGLE.steps * 12 + 1
     inputs = random_inputs(B=1, T=T, D=3, N=1, extras=extras)
-    assert sizes(1, SINGLE.channels, T, 1).segments == 3
+    assert partition(1, SINGLE.channels, T, 1).segments == 3
     options = {"delta_softplus": True, "eigenvalues": eigenvalues}
     assert_same(run(inputs, "triton", **options), run(inputs, "reference", **options))
 
@@ -115,14 +115,14 @@ def test_small_steps_keep_their_relative_precision():
 
 
 def test_time_is_cut_only_when_sequences_and_channels_leave_processors_idle():
-    from statetrack.ops.selective_scan.triton_plan import SINGLE, sizes
+    from statetrack.ops.selective_scan.triton.plan import SINGLE, partition
 
     L, BD = SINGLE
-    assert sizes(1024, 8 * BD, 3 * L, processors=132).segments == 1
-    assert sizes(1, BD, 2 * L, processors=132).segments == 1
-    long = sizes(1, 64 * BD, 2048 * L, processors=132)
+    assert partition(1024, 8 * BD, 3 * L, processors=132).segments == 1
+    assert partition(1, BD, 2 * L, processors=132).segments == 1
+    long = partition(1, 64 * BD, 2048 * L, processors=132)
     assert long.segments > 8
-    assert (long.segments - 1) * long.each < long.tiles <= long.segments * long.each
+    assert (long.segments - 1) * long.segment_tiles < long.tiles <= long.segments * long.segment_tiles
 
 
 def test_groups_and_constants_are_left_to_the_other_backends():
@@ -135,7 +135,7 @@ def test_groups_and_constants_are_left_to_the_other_backends():
     ("shape", "reason"), [((70_000, 1, 1), "sequences"), ((1, 1 << 20, 1 << 11), "numbers")]
 )
 def test_sizes_beyond_the_kernels_are_refused_with_the_reason(shape, reason):
-    from statetrack.ops.selective_scan.triton_backend import refuses
+    from statetrack.ops.selective_scan.triton.backend import refuses
 
     u = torch.empty(1, 1, 1).expand(shape)
     assert reason in (refuses(u, torch.empty(1, 1)) or "")

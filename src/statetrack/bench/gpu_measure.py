@@ -17,9 +17,9 @@ CAPTURED = 10  # calls in one graph: launching a graph takes 8 us, once per trai
 
 def wake_triton() -> None:
     """One small launch, so that loading Triton and building its driver do not count as a first call."""
-    from statetrack.ops.partial_sums import add_up
+    from statetrack.ops.partial_gradients import sum_over_programs
 
-    add_up(torch.zeros(1, 1, device="cuda"), torch.float32)
+    sum_over_programs(torch.zeros(1, 1, device="cuda"), torch.float32)
 
 
 def first_call_seconds(work: Work) -> float:

@@ -16,6 +16,7 @@ Tensors of the delta rule put time before heads, (B, T, H, K); the selective sca
 channels-first layout, (B, D, T), so that both are drop-in replacements for the libraries they come from.
 """
 
+from statetrack.ops.automaton_run import run_automaton
 from statetrack.ops.checks import checked
 from statetrack.ops.cross_entropy import cross_entropy
 from statetrack.ops.delta_rule import delta_rule
@@ -27,7 +28,6 @@ from statetrack.ops.selective_scan import selective_scan
 from statetrack.ops.short_convolution import convolved_split, short_convolution
 from statetrack.ops.slstm import slstm
 from statetrack.ops.swiglu import swiglu
-from statetrack.ops.walk import walk
 
 __all__ = [
     "add_rms_norm",
@@ -39,9 +39,9 @@ __all__ = [
     "mlstm",
     "pack",
     "rms_norm",
+    "run_automaton",
     "selective_scan",
     "short_convolution",
     "slstm",
     "swiglu",
-    "walk",
 ]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from statetrack.errors import UserError, unknown_name
-from statetrack.ops.remembered import Memory, signature
+from statetrack.ops.call_cache import CallCache, signature
 
 # "auto" takes the first backend of this list that the op has and that can run there.
 NAMES = ("auto", "reference", "chunked", "native", "triton")
@@ -68,9 +68,9 @@ def pick_backend(
 
 
 def choose_once(
-    choices: Memory, options: Hashable, inputs: tuple[Tensor | None, ...], choose: Callable[[], Callable]
+    choices: CallCache, options: Hashable, inputs: tuple[Tensor | None, ...], choose: Callable[[], Callable]
 ) -> Callable:
     """What `choose` gives, which may look at `options`, and at shapes, dtypes and devices of the inputs."""
     found = signature(*inputs)
     key = None if found is None else (options, os.environ.get("STATETRACK_BACKEND"), found)
-    return choices.recall(key, choose)
+    return choices.get_or_make(key, choose)

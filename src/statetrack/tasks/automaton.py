@@ -9,7 +9,7 @@ from torch import Generator, Tensor
 
 from statetrack.automata.dfa import DFA
 from statetrack.errors import UserError, unknown_name
-from statetrack.ops import walk
+from statetrack.ops import run_automaton
 from statetrack.tasks.task import Batch, Task, labelled_up_to
 
 WORDS = ("uniform", "live")
@@ -90,7 +90,7 @@ class Automaton(Task):
 
     def label(self, letters: Tensor) -> Batch:
         """The batch of given words, (B, T) indices into the alphabet."""
-        states = walk(_tables(self.automaton, letters.device).move, letters, self.dfa.start)
+        states = run_automaton(_tables(self.automaton, letters.device).move, letters, self.dfa.start)
         bos, start = (torch.full_like(letters[:, :1], value) for value in (self.bos, self.dfa.start))
         return Batch(torch.cat([bos, letters], 1), torch.cat([start, states], 1))
 

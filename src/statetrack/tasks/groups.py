@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from statetrack.errors import UserError
-from statetrack.ops import walk
+from statetrack.ops import run_automaton
 
 LARGEST = 5040  # S_7: its table of 25 million products takes 50 MB
 
@@ -48,7 +48,7 @@ class Group:
     def prefix_products(self, x: Tensor) -> Tensor:
         """y_t = x_1 then x_2 ... then x_t along axis 1; on a CPU by doubling, in log2(T) look-ups."""
         if x.is_cuda:
-            return walk(self.moves(x.device), x, 0)
+            return run_automaton(self.moves(x.device), x, 0)
         table, y, shift = self.table(x.device), x, 1
         while shift < x.shape[1]:
             y = torch.cat([y[:, :shift], table[y[:, :-shift] * self.order + y[:, shift:]]], dim=1)

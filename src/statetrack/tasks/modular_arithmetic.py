@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Generator, Tensor
 
 from statetrack.errors import UserError, unknown_name
-from statetrack.ops import walk
+from statetrack.ops import run_automaton
 from statetrack.tasks.task import IGNORE, Batch, Task
 
 OPERATORS = ("+", "-", "*")
@@ -195,7 +195,7 @@ def calculate(inputs: Tensor, symbols: tuple[str, ...], modulus: int) -> Tensor:
     sign = (tokens == symbols.index("-")) & ~F.pad(operand[:-1], (0, 0, 1, 0))
     row = rows[torch.where(sign, len(symbols), tokens)]
     if "(" not in symbols:
-        last = walk(table[0].view(-1, modulus**2), row.T, 1)[:, -1]
+        last = run_automaton(table[0].view(-1, modulus**2), row.T, 1)[:, -1]
         return (last // modulus + last % modulus) % modulus
     # memory: for each expression and bracket level the pair, then for each its value, then one 0
     level = (opening.long() - closing.long()).cumsum(0)

@@ -124,7 +124,7 @@ class GraphStep:
         """Compile the kernels of the arithmetic side by side, if they are Triton's; nothing else happens."""
         if not prefers_triton(self.state.loss_sum) or is_checked():
             return
-        from statetrack.ops.triton_ahead import compile_ahead
+        from statetrack.ops.triton_runtime.compile_ahead import compile_ahead
 
         arguments = self._arguments(batch)
         copies = {} if self.half_weights is None else self.half_weights.of

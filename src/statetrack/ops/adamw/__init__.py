@@ -1,4 +1,4 @@
-"""The optimiser's step for recording in a CUDA graph, in place of that of `torch.optim.AdamW`."""
+"""One AdamW step with gradient clipping for CUDA graphs, in place of that of `torch.optim.AdamW`."""
 
 from collections.abc import Callable, Mapping
 from typing import Protocol
@@ -10,10 +10,13 @@ from statetrack.ops.backends import prefers_triton
 
 
 class RecordedAdamW(Protocol):
-    """Clipping and one step in kernels that find the weights in a table: see `triton_backend`."""
+    """Clipping and one AdamW step, in kernels that read the addresses of the weights from a table.
 
-    launch: Callable[[], None]  # while a graph is recorded, or at once
-    fill: Callable[[], None]  # after the recording: writes the table
+    Implemented by `adamw.triton.backend.TableAdamW`.
+    """
+
+    launch: Callable[[], None]  # while a graph is captured, or eagerly
+    fill: Callable[[], None]  # after the capture: writes the table
 
 
 def recorded_adamw(
@@ -21,15 +24,19 @@ def recorded_adamw(
 ) -> RecordedAdamW | None:
     """Clipping to the norm `clip` (0 for none) and one step of `optimizer` in two kernels, or None.
 
-    `copies` names, for some weights, a bfloat16 copy that has the gradient in its place and that the step
-    brings up to date. The numbers are those of `clip_grad_norm_` and of the optimiser itself to rounding, and
-    so is its state; only the gradients stay unclipped. None where Triton cannot take it, or
-    STATETRACK_BACKEND says otherwise.
+        g <- g min(1, clip / (||g|| + 1e-6))
+        m <- beta1 m + (1 - beta1) g        v <- beta2 v + (1 - beta2) g^2
+        p <- (1 - lr decay) p - lr m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps)
+
+    `copies` maps some weights to a bfloat16 copy: the copy has the gradient, and the step updates both. The
+    results and the optimiser's state are those of `clip_grad_norm_` and `torch.optim.AdamW` to rounding; only
+    the gradients themselves stay unclipped. None where Triton cannot run it, or STATETRACK_BACKEND names
+    another backend.
     """
     rate = optimizer.param_groups[0]["lr"]
     if not isinstance(rate, Tensor) or not prefers_triton(rate):
         return None
-    from statetrack.ops.adamw import triton_backend
+    from statetrack.ops.adamw.triton import backend as triton_backend
 
     if triton_backend.refuses(optimizer) or not isinstance(optimizer, torch.optim.AdamW):
         return None

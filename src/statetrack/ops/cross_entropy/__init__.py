@@ -14,7 +14,7 @@ def _reference():
 
 
 def _triton():
-    from statetrack.ops.cross_entropy.triton_backend import cross_entropy_triton
+    from statetrack.ops.cross_entropy.triton.backend import cross_entropy_triton
 
     return cross_entropy_triton
 
@@ -26,7 +26,7 @@ def _triton_refuses(logits: Tensor) -> str | None:
     """Why the Triton kernels cannot take these inputs, or None."""
     if reason := no_triton(logits):
         return reason
-    from statetrack.ops.cross_entropy.triton_backend import refuses
+    from statetrack.ops.cross_entropy.triton.backend import refuses
 
     return refuses(logits)
 
@@ -34,9 +34,10 @@ def _triton_refuses(logits: Tensor) -> str | None:
 def cross_entropy(
     logits: Tensor, targets: Tensor, ignore_index: int = -100, *, backend: str = "auto"
 ) -> Tensor:
-    """Mean of -log softmax(logits)[target] where target is not `ignore_index`: `cross_entropy_reference`.
+    """Mean of log(sum_c exp(logits_c)) - logits_target over positions whose target is not `ignore_index`.
 
-    A scalar, float32 for halves too; nan where nothing counts.
+    Shapes: logits (..., classes), targets (...), integers. Returns a scalar, in float32 for half-precision
+    logits too; nan if no position counts.
     """
     op = "cross_entropy"
     checks.check_floating(op, logits.device, logits=logits)

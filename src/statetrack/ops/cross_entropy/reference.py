@@ -1,4 +1,4 @@
-"""Cross-entropy as PyTorch has it."""
+"""Cross-entropy by `torch.nn.functional.cross_entropy`: the definition."""
 
 import torch
 import torch.nn.functional as F

@@ -9,7 +9,7 @@ from torch import Tensor
 from statetrack.errors import UserError
 from statetrack.ops import checks
 from statetrack.ops.backends import choose_once, no_triton, pick_backend
-from statetrack.ops.remembered import Memory
+from statetrack.ops.call_cache import CallCache
 
 
 def _reference():
@@ -25,7 +25,7 @@ def _chunked():
 
 
 def _triton():
-    from statetrack.ops.delta_rule.triton_backend import delta_rule_triton
+    from statetrack.ops.delta_rule.triton.backend import delta_rule_triton
 
     return delta_rule_triton
 
@@ -38,14 +38,14 @@ def _native():
 
 # A backend is a function with the arguments of `delta_rule_reference`.
 BACKENDS = {"reference": _reference, "chunked": _chunked, "native": _native, "triton": _triton}
-_choices = Memory()
+_choices = CallCache()
 
 
 def _triton_refuses(q: Tensor, v: Tensor) -> str | None:
     """Why the Triton kernels cannot take these inputs, or None."""
     if reason := no_triton(q):
         return reason
-    from statetrack.ops.delta_rule.triton_plan import WIDEST
+    from statetrack.ops.delta_rule.triton.plan import WIDEST
 
     if max(q.shape[-1], v.shape[-1]) > WIDEST:
         return f"heads are {q.shape[-1]} and {v.shape[-1]} wide, more than {WIDEST}"

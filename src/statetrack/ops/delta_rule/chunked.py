@@ -19,9 +19,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from statetrack.ops.autograd import first_derivative_only
 from statetrack.ops.delta_rule.layout import DenseLayout, PackedLayout, make_layout
 from statetrack.ops.delta_rule.reference import floor_decay, l2_normalise, strengths
-from statetrack.ops.derivatives import first_derivative_only
 
 
 def delta_rule_chunked(

@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
+from statetrack.ops.autograd import first_derivative_only, needs_gradient
+from statetrack.ops.custom_ops import register_op, without_dispatcher
 from statetrack.ops.delta_rule.reference import strengths
-from statetrack.ops.derivatives import first_derivative_only, wants_gradient
-from statetrack.ops.dispatch import define, direct
 from statetrack.ops.native import library
 
 
@@ -30,7 +30,7 @@ def delta_rule_native(
     inputs = [x if x is None or x.dtype == torch.float32 else x.float() for x in (q, k, v, beta, g, state)]
     if cu_seqlens is not None:
         cu_seqlens = cu_seqlens.long().contiguous()
-    keep = wants_gradient(inputs)
+    keep = needs_gradient(inputs)
     return _Native.apply(*inputs, cu_seqlens, scale, householders, l2norm, keep)
 
 
@@ -126,7 +126,7 @@ class _Native(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, q, k, v, beta, g, state, cu_seqlens, scale, n, l2norm, keep):
-        forward = direct(q, _forward, delta_forward)
+        forward = without_dispatcher(q, _forward, delta_forward)
         out, final, states, errors = forward(q, k, v, beta, g, state, cu_seqlens, scale, n, l2norm, keep)
         ctx.save_for_backward(q, k, v, beta, g, state, cu_seqlens, states, errors)
         ctx.options = scale, n, l2norm
@@ -139,7 +139,7 @@ class _Native(torch.autograd.Function):
         q, k, v, beta, g, state, *saved = ctx.saved_tensors
         if dout is None:
             dout = q.new_zeros(*q.shape[:3], v.shape[3])
-        backward = direct(q, _backward, delta_backward)
+        backward = without_dispatcher(q, _backward, delta_backward)
         dq, dk, dv, dbeta, dg, dstate = backward(q, k, v, beta, g, state, *saved, dout, dfinal, *ctx.options)
         gate, first = None if g is None else dg, None if state is None else dstate
         return dq, dk, dv, dbeta, gate, first, None, None, None, None, None
@@ -158,13 +158,13 @@ def _backward_fake(q, k, v, beta, g, state, cu_seqlens, states, errors, dout, df
 
 INPUTS = "Tensor q, Tensor k, Tensor v, Tensor beta, Tensor? g, Tensor? state, Tensor? cu_seqlens"
 OPTIONS = "float scale, int n, bool l2norm"
-define(
+register_op(
     f"native_delta_forward({INPUTS}, {OPTIONS}, bool keep) -> (Tensor, Tensor, Tensor, Tensor)",
     _forward,
     _forward_fake,
     devices=("CPU",),
 )
-define(
+register_op(
     f"native_delta_backward({INPUTS}, Tensor states, Tensor errors, Tensor dout, Tensor? dfinal, {OPTIONS}) "
     "-> Tensor[]",
     _backward,

@@ -1,4 +1,4 @@
-"""A table of vectors, one per token, whose gradient is summed without sorting the tokens."""
+"""Embedding of tokens; the gradient of the table is summed without sorting the tokens."""
 
 from torch import Tensor
 
@@ -14,7 +14,7 @@ def _reference():
 
 
 def _triton():
-    from statetrack.ops.embedding.triton_backend import embedding_triton
+    from statetrack.ops.embedding.triton.backend import embedding_triton
 
     return embedding_triton
 
@@ -26,13 +26,13 @@ def _triton_refuses(tokens: Tensor, weight: Tensor) -> str | None:
     """Why the Triton kernels cannot take these inputs, or None."""
     if reason := no_triton(weight):
         return reason
-    from statetrack.ops.embedding.triton_backend import refuses
+    from statetrack.ops.embedding.triton.backend import refuses
 
     return refuses(tokens, weight)
 
 
 def embedding(tokens: Tensor, weight: Tensor, *, backend: str = "auto") -> Tensor:
-    """The rows of `weight` that `tokens` name: `embedding_reference`."""
+    """weight[tokens]. Shapes: tokens (...), integers below v; weight (v, d); result (..., d)."""
     op = "embedding"
     if weight.ndim != 2:
         raise UserError(f"{op}: weight has shape {tuple(weight.shape)}, expected (vocabulary, width).")

@@ -1,4 +1,4 @@
-"""The embedding as PyTorch has it."""
+"""The embedding by `torch.nn.functional.embedding`: the definition."""
 
 import torch.nn.functional as F
 from torch import Tensor

@@ -13,7 +13,7 @@ def _reference():
 
 
 def _triton():
-    from statetrack.ops.pack.triton_backend import pack_triton
+    from statetrack.ops.pack.triton.backend import pack_triton
 
     return pack_triton
 
@@ -24,9 +24,14 @@ BACKENDS = {"reference": _reference, "triton": _triton}
 def pack(
     inputs: Tensor, targets: Tensor, ignore: int, rows: int, *, backend: str = "auto"
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """`inputs` (B, W) up to the one target of each sequence that is not `ignore`, packed into `rows` rows.
+    """Pack sequences, each up to its answer (the first target that is not `ignore`), into one row.
 
-    What comes back: `pack_reference`. Nothing is read on the host.
+        tokens = [inputs[0, :length_0], inputs[1, :length_1], ..., 0, ..., 0]        `rows` tokens in total
+
+    Shapes: inputs, targets (b, w), integers. Returns tokens (rows,); the bounds of the sequences, int32, as
+    `cu_seqlens` of the recurrences takes them; the position of each answer (b,); and the answers (b,).
+    Padding at the end forms further sequences of at most w steps. A sequence that does not fit is cut, and
+    its answer is `ignore`. Nothing is read on the host.
     """
     if inputs.ndim != 2 or inputs.shape != targets.shape or inputs.numel() == 0:
         raise UserError(

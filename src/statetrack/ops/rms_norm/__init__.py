@@ -1,4 +1,4 @@
-"""Root-mean-square normalisation of rows, alone or of a sum: a residual is added where it is next read."""
+"""Root-mean-square normalisation of rows, of a tensor or of a sum, so that a residual is added on the way."""
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ def _reference():
 
 
 def _triton():
-    from statetrack.ops.rms_norm.triton_backend import rms_norm_triton
+    from statetrack.ops.rms_norm.triton.backend import rms_norm_triton
 
     return rms_norm_triton
 
@@ -26,7 +26,7 @@ def _triton_refuses(x: Tensor, y: Tensor | None) -> str | None:
     """Why the Triton kernels cannot take these inputs, or None."""
     if reason := no_triton(x):
         return reason
-    from statetrack.ops.rms_norm.triton_backend import refuses
+    from statetrack.ops.rms_norm.triton.backend import refuses
 
     return refuses(x, y)
 
@@ -39,9 +39,10 @@ def rms_norm(
     out_dtype: torch.dtype | None = None,
     backend: str = "auto",
 ) -> Tensor:
-    """x / rms(x) * weight over the last axis, in float32; the result in `out_dtype`, that of x when None.
+    """weight * x / sqrt(mean(x^2) + eps), the mean over the last axis.
 
-    Equation: `rms_norm_reference`.
+    Shapes: x and the result (..., n), weight (n,). Computed in float32 (float64 stays); the result is in
+    `out_dtype`, that of x when None.
     """
     return _run("rms_norm", x, None, weight, eps, out_dtype, backend)[1]
 
@@ -55,9 +56,10 @@ def add_rms_norm(
     out_dtype: torch.dtype | None = None,
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor]:
-    """x + y, or x where y is None, and its `rms_norm`. `out_dtype` None is that of the sum.
+    """s = x + y, or x when y is None, and weight * s / sqrt(mean(s^2) + eps), the mean over the last axis.
 
-    Taking both results from here also adds their gradients in one pass.
+    Shapes: x, y and both results (..., n), weight (n,). The second result is in `out_dtype`, that of s when
+    None. The gradients of both results are added in one pass.
     """
     if y is not None:
         checks.check_shape("add_rms_norm", "y", y, tuple(x.shape), "the shape of x")
@@ -65,7 +67,15 @@ def add_rms_norm(
     return _run("add_rms_norm", x, y, weight, eps, out_dtype, backend)
 
 
-def _run(op, x: Tensor, y: Tensor | None, weight: Tensor, eps: float, out_dtype, backend: str):
+def _run(
+    op: str,
+    x: Tensor,
+    y: Tensor | None,
+    weight: Tensor,
+    eps: float,
+    out_dtype: torch.dtype | None,
+    backend: str,
+) -> tuple[Tensor, Tensor]:
     checks.check_floating(op, x.device, x=x, weight=weight)
     checks.check_shape(op, "weight", weight, tuple(x.shape[-1:]), "the last axis of x")
     if out_dtype is None:

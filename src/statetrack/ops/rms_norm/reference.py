@@ -1,4 +1,4 @@
-"""Root-mean-square normalisation as PyTorch has it."""
+"""Root-mean-square normalisation by `torch.nn.functional.rms_norm`: the definition."""
 
 import torch
 import torch.nn.functional as F

@@ -9,7 +9,8 @@ from torch import Tensor
 from statetrack.errors import UserError
 from statetrack.ops import checks
 from statetrack.ops.backends import choose_once, no_triton, pick_backend
-from statetrack.ops.remembered import Memory
+from statetrack.ops.call_cache import CallCache
+from statetrack.ops.selective_scan.arguments import ScanInputs, ScanOptions
 
 
 def _reference():
@@ -25,7 +26,7 @@ def _chunked():
 
 
 def _triton():
-    from statetrack.ops.selective_scan.triton_backend import selective_scan_triton
+    from statetrack.ops.selective_scan.triton.backend import selective_scan_triton
 
     return selective_scan_triton
 
@@ -36,33 +37,33 @@ def _native():
     return selective_scan_native
 
 
-# A backend is a function with the arguments of `selective_scan_reference`.
+# A backend takes a `ScanInputs` and a `ScanOptions` and returns out and the last state.
 BACKENDS = {"reference": _reference, "chunked": _chunked, "native": _native, "triton": _triton}
 
 
-def _constant_or_grouped(B: Tensor, C: Tensor) -> str | None:
-    if any(x.ndim == 2 or (x.ndim == 4 and x.shape[1] > 1) for x in (B, C)):
+def _constant_or_grouped(inputs: ScanInputs) -> str | None:
+    if any(x.ndim == 2 or (x.ndim == 4 and x.shape[1] > 1) for x in (inputs.B, inputs.C)):
         return "B and C are constant or come in several groups"
     return None
 
 
-def _triton_refuses(u: Tensor, A: Tensor, B: Tensor, C: Tensor, cu_seqlens: Tensor | None) -> str | None:
+def _triton_refuses(inputs: ScanInputs) -> str | None:
     """Why the Triton kernels cannot take these inputs, or None."""
-    if reason := no_triton(u) or _constant_or_grouped(B, C):
+    if reason := no_triton(inputs.u) or _constant_or_grouped(inputs):
         return reason
-    from statetrack.ops.selective_scan.triton_backend import refuses
+    from statetrack.ops.selective_scan.triton.backend import refuses
 
-    return refuses(u, A, cu_seqlens)
+    return refuses(inputs.u, inputs.A, inputs.cu_seqlens)
 
 
-def _native_refuses(u: Tensor, A: Tensor, B: Tensor, C: Tensor) -> str | None:
+def _native_refuses(inputs: ScanInputs) -> str | None:
     """Why the native kernels cannot take these inputs, or None."""
     from statetrack.ops.selective_scan.native import refuses
 
-    return refuses(u, A) or _constant_or_grouped(B, C)
+    return refuses(inputs.u, inputs.A) or _constant_or_grouped(inputs)
 
 
-_choices = Memory()
+_choices = CallCache()
 
 
 def selective_scan(
@@ -83,47 +84,68 @@ def selective_scan(
     max_seqlen: int | None = None,
     backend: str = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Apply the selective scan along time. Equation and shapes: `reference.selective_scan_reference`.
+    """Apply the selective scan of Mamba along time (Eq. 1 with the Mamba row of Table 1, tab:LRNNs).
 
-    For "[0,1]" the contract is that of mamba-ssm's `selective_scan_fn`: channels before time, outputs in
-    the dtype of u, and (out, last_state) instead of out with `return_last_state`. The last state is
-    float32 (float64 when u is), whatever the dtype of u: pass it on as `initial_state`, with T = 1 for
-    decoding. `eigenvalues="[-1,1]"` replaces exp(delta A) by 2 exp(delta A) - 1 and nothing else.
-    `cu_seqlens` (S + 1 offsets in steps, batch 1) packs S sequences into one row; states are then (S, D, N).
-    `max_seqlen` says that none of them is longer: a backend that must know the longest one on the host then
-    need not read the offsets from a GPU. The Triton kernels do without.
+        h_t = a_t h_{t-1} + delta_t B_t u_t        y_t = sum_n C_t h_t + D u_t        out_t = y_t silu(z_t)
+
+        a_t = exp(delta_t A)           for eigenvalues="[0,1]"
+        a_t = 2 exp(delta_t A) - 1     for eigenvalues="[-1,1]", and nothing else changes
+
+    Shapes, with batch b, channels d, states n, groups g and time t; channels come before time:
+
+        u, delta, z      (b, d, t)       input, step size, gate (no gate when z is None)
+        A                (d, n)          <= 0; Mamba uses -exp(A_log)
+        B, C             (b, n, t), or (b, g, n, t) with d / g channels per group, or (d, n), constant in time
+        D, delta_bias    (d,)            skip connection; added to delta
+        initial_state    (b, d, n)       h_0, zeros when None
+
+    delta_softplus        delta + delta_bias goes through softplus. delta must be >= 0 after that.
+    return_last_state     return (out, last_state) instead of out.
+    eigenvalues           the range of the a_t, "[0,1]" or "[-1,1]", for delta >= 0 and A <= 0.
+    cu_seqlens            s + 1 offsets in steps, with b = 1: s sequences packed one after the other into one
+                          row, steps cu_seqlens[i] to cu_seqlens[i + 1]; states are then (s, d, n).
+    max_seqlen            the length of the longest packed sequence or more. A backend that must know it on
+                          the host then does not read the offsets from a GPU. The Triton kernels ignore it.
+    backend               "auto", or "reference", "chunked", "native", "triton".
+
+    Returns out (b, d, t) in the dtype of u and, if asked for, the last state (b, d, n), float32 (float64 if u
+    is): pass it on as `initial_state`, with t = 1 for decoding. For "[0,1]" the contract is that of
+    mamba-ssm's `selective_scan_fn`. Arithmetic is float32, float64 for float64 inputs.
+
+    A state that flips its sign at every step, which needs a negative eigenvalue: a_t = 2 exp(-30) - 1 = -1.
+
+        >>> import torch
+        >>> from statetrack.ops import selective_scan
+        >>> u, delta = torch.zeros(1, 1, 4), torch.full((1, 1, 4), 30.0)
+        >>> A, B, C = torch.tensor([[-1.0]]), torch.ones(1, 1, 4), torch.ones(1, 1, 4)
+        >>> selective_scan(u, delta, A, B, C, eigenvalues="[-1,1]", initial_state=torch.ones(1, 1, 1))
+        tensor([[[-1.,  1., -1.,  1.]]])
     """
     checks.check_eigenvalues("selective_scan", eigenvalues)
-    inputs = u, delta, A, B, C, D, z, delta_bias, initial_state
-    run = choose_once(_choices, backend, (*inputs, cu_seqlens), lambda: _choose(backend, *inputs, cu_seqlens))
+    inputs = ScanInputs(u, delta, A, B, C, D, z, delta_bias, initial_state, cu_seqlens)
+    options = ScanOptions(delta_softplus, eigenvalues, max_seqlen)
+    run = choose_once(_choices, backend, inputs, lambda: _choose(backend, inputs))
     checks.check_offsets("selective_scan", cu_seqlens, max_seqlen, u.shape[2])
     if checks.is_checked():
-        _check_values(u, delta, A, B, C, D, z, delta_bias, delta_softplus, initial_state)
+        _check_values(inputs, options)
     # Autocast would run the sums over states in half precision.
     autocast = torch.is_autocast_enabled(u.device.type)
     with torch.autocast(u.device.type, enabled=False) if autocast else contextlib.nullcontext():
-        out, last_state = run(
-            *inputs,
-            delta_softplus=delta_softplus,
-            eigenvalues=eigenvalues,
-            cu_seqlens=cu_seqlens,
-            max_seqlen=max_seqlen,
-        )
+        out, last_state = run(inputs, options)
     out = out if out.dtype == u.dtype else out.to(u.dtype)
     return (out, last_state) if return_last_state else out
 
 
-def _choose(backend: str, u, delta, A, B, C, D, z, delta_bias, initial_state, cu_seqlens) -> Callable:
-    """The backend for these inputs, their shapes, dtypes and devices checked."""
-    _check(u, delta, A, B, C, D, z, delta_bias, initial_state, cu_seqlens)
-    refusals = {
-        "triton": lambda: _triton_refuses(u, A, B, C, cu_seqlens),
-        "native": lambda: _native_refuses(u, A, B, C),
-    }
-    return pick_backend("selective_scan", backend, u.device, BACKENDS, refusals)
+def _choose(backend: str, inputs: ScanInputs) -> Callable:
+    """The backend for these inputs, after their shapes, dtypes and devices are checked."""
+    _check(inputs)
+    refusals = {"triton": lambda: _triton_refuses(inputs), "native": lambda: _native_refuses(inputs)}
+    return pick_backend("selective_scan", backend, inputs.u.device, BACKENDS, refusals)
 
 
-def _check(u, delta, A, B, C, D, z, delta_bias, initial_state, cu_seqlens) -> None:
+def _check(inputs: ScanInputs) -> None:
+    """Refuse wrong shapes, dtypes and devices."""
+    u, delta, A, B, C, D, z, delta_bias, initial_state, cu_seqlens = inputs
     op, order = "selective_scan", "Channels come before time here, as in mamba-ssm."
     if u.ndim != 3 or A.ndim != 2:
         raise UserError(
@@ -135,19 +157,9 @@ def _check(u, delta, A, B, C, D, z, delta_bias, initial_state, cu_seqlens) -> No
             raise UserError(
                 f"{op}: {name} is {tensor.dtype}, expected a real tensor. Complex states are not offered."
             )
-    checks.check_floating(
-        op,
-        u.device,
-        u=u,
-        delta=delta,
-        A=A,
-        B=B,
-        C=C,
-        D=D,
-        z=z,
-        delta_bias=delta_bias,
-        initial_state=initial_state,
-    )
+    floating = inputs._asdict()
+    del floating["cu_seqlens"]
+    checks.check_floating(op, u.device, **floating)
     (batch, channels, T), N = u.shape, A.shape[1]
     checks.check_shape(op, "delta", delta, (batch, channels, T), "(batch, channels, time)", order)
     checks.check_shape(op, "A", A, (channels, N), "(channels, states)")
@@ -187,16 +199,17 @@ def _check_weights(name: str, weights: Tensor, batch: int, channels: int, N: int
         )
 
 
-def _check_values(u, delta, A, B, C, D, z, delta_bias, delta_softplus, initial_state) -> None:
+def _check_values(inputs: ScanInputs, options: ScanOptions) -> None:
+    """In checked mode: everything finite, A <= 0, delta >= 0."""
     from statetrack.ops.selective_scan.reference import step_sizes
 
-    op = "selective_scan"
-    checks.check_finite(op, u=u, delta=delta, A=A, B=B, C=C, D=D, z=z, initial_state=initial_state)
-    checks.check_finite(op, delta_bias=delta_bias)
-    checks.check_range(op, "A", A, -float("inf"), 0.0, "Mamba uses A = -exp(A_log).")
-    dtype = torch.promote_types(u.dtype, torch.float32)
+    op, finite = "selective_scan", inputs._asdict()
+    del finite["cu_seqlens"]
+    checks.check_finite(op, **finite)
+    checks.check_range(op, "A", inputs.A, -float("inf"), 0.0, "Mamba uses A = -exp(A_log).")
+    dtype = torch.promote_types(inputs.u.dtype, torch.float32)
     hint = "Set delta_softplus=True, or pass delta through softplus."
-    steps = step_sizes(delta, delta_bias, delta_softplus, dtype)
+    steps = step_sizes(inputs.delta, inputs.delta_bias, options.delta_softplus, dtype)
     checks.check_range(op, "delta", steps, 0.0, float("inf"), hint)
 
 

@@ -1,8 +1,8 @@
 """The selective scan in chunks, in plain PyTorch, with a hand-written backward. Runs on any device.
 
-The scan proper, linear in x = delta u, is in `blocks`; here are the parts that cost B T D only: step sizes,
-skip, gate, layouts, and which gradients are asked for. Arithmetic is float32 (float64 for float64 inputs) at
-every length, and only inputs and one state per chunk are kept for the backward.
+The scan itself, linear in x = delta u, is in `blocked_scan`. Here are the parts that cost B T D only: step
+sizes, skip connection, gate, layouts, and which gradients are asked for. Arithmetic is float32 (float64 for
+float64 inputs), and only the inputs and one state per chunk are saved for the backward.
 """
 
 import math
@@ -11,58 +11,37 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from statetrack.ops.derivatives import first_derivative_only
-from statetrack.ops.selective_scan.blocks import Scan
-from statetrack.ops.selective_scan.packing import scan_packed
+from statetrack.ops.autograd import first_derivative_only, needs_gradient
+from statetrack.ops.selective_scan.arguments import ScanInputs, ScanOptions
+from statetrack.ops.selective_scan.blocked_scan import BlockedScan
+from statetrack.ops.selective_scan.pad_packed import scan_packed_by_padding
 
 
-def selective_scan_chunked(
-    u: Tensor,
-    delta: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None,
-    z: Tensor | None,
-    delta_bias: Tensor | None,
-    state: Tensor | None,
-    *,
-    delta_softplus: bool,
-    eigenvalues: str,
-    cu_seqlens: Tensor | None = None,
-    max_seqlen: int | None = None,
-) -> tuple[Tensor, Tensor]:
+def selective_scan_chunked(inputs: ScanInputs, options: ScanOptions) -> tuple[Tensor, Tensor]:
     """Same arguments and results as `selective_scan_reference`."""
-    if cu_seqlens is not None:
-        return scan_packed(
-            selective_scan_chunked,
-            *(u, delta, A, B, C, D, z, delta_bias, state),
-            delta_softplus=delta_softplus,
-            eigenvalues=eigenvalues,
-            cu_seqlens=cu_seqlens,
-            max_seqlen=max_seqlen,
-        )
-    B, C = _same_groups(B, C)
-    inputs = (u, delta, A, B, C, D, z, delta_bias, state)
-    keep = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
-    return _Chunked.apply(*inputs, delta_softplus, eigenvalues == "[-1,1]", keep)
+    if inputs.cu_seqlens is not None:
+        return scan_packed_by_padding(selective_scan_chunked, inputs, options)
+    B, C = _same_groups(inputs.B, inputs.C)
+    tensors = inputs._replace(B=B, C=C)[:9]
+    save = needs_gradient(tensors)
+    return _Chunked.apply(*tensors, options.delta_softplus, options.signed(), save)
 
 
 class _Chunked(torch.autograd.Function):
-    """Memory grows with B T D, not with B T D N: no state is saved but the one that enters each chunk."""
+    """Memory grows with B T D, not with B T D N: only the state that enters each chunk is saved."""
 
     @staticmethod
-    def forward(ctx, u, delta, A, B, C, D, z, delta_bias, state, softplus, extended, keep):
-        ctx.options = softplus, extended
-        p = _Prepared(u, delta, A, B, C, delta_bias, softplus, extended)
-        h = p.state_in(state)
-        checkpoints = h.new_empty(len(p.scan.times), *h.shape) if keep else None
+    def forward(ctx, u, delta, A, B, C, D, z, delta_bias, initial_state, delta_softplus, signed, save):
+        ctx.options = delta_softplus, signed
+        p = _TimeFirst(u, delta, A, B, C, delta_bias, delta_softplus, signed)
+        h = p.state_in(initial_state)
+        checkpoints = h.new_empty(len(p.scan.times), *h.shape) if save else None
         y = p.scan.forward(h, checkpoints).flatten(2)
         if D is not None:
             y.addcmul_(p.u, D.to(y.dtype))
         if z is not None:
             y.mul_(F.silu(_time_first(z, y.dtype)))
-        if keep:
+        if save:
             ctx.save_for_backward(u, delta, A, B, C, D, z, delta_bias, checkpoints)
         out = y.to(u.dtype).mT
         # The memory layout follows that of u: contiguous for contiguous, no copy for a transposed (B, T, D).
@@ -71,59 +50,61 @@ class _Chunked(torch.autograd.Function):
 
     @staticmethod
     @first_derivative_only
-    def backward(ctx, dout, dlast):
-        names = ("u", "delta", "A", "B", "C", "D", "z", "delta_bias", "state")
-        need = {name for name, needed in zip(names, ctx.needs_input_grad) if needed}
+    def backward(ctx, dout, dlast_state):
+        names = ("u", "delta", "A", "B", "C", "D", "z", "delta_bias", "initial_state")
+        needed = {name for name, is_needed in zip(names, ctx.needs_input_grad) if is_needed}
         with torch.autocast(dout.device.type, enabled=False):
-            gradients = _gradients(need, dout, dlast, *ctx.saved_tensors, *ctx.options)
-        return *(gradients[name] if name in need else None for name in names), None, None, None
+            gradients = _gradients(needed, dout, dlast_state, *ctx.saved_tensors, *ctx.options)
+        return *(gradients[name] if name in needed else None for name in names), None, None, None
 
 
-def _gradients(need, dout, dlast, u, delta, A, B, C, D, z, delta_bias, checkpoints, softplus, extended):
-    """Gradients by name, of all inputs in `need` and perhaps of others. Equations: `Scan.backward`."""
-    p = _Prepared(u, delta, A, B, C, delta_bias, softplus, extended)
+def _gradients(
+    needed, dout, dlast_state, u, delta, A, B, C, D, z, delta_bias, checkpoints, delta_softplus, signed
+):
+    """Gradients by name, of all inputs in `needed` and maybe of others. Equations: `BlockedScan.backward`."""
+    p = _TimeFirst(u, delta, A, B, C, delta_bias, delta_softplus, signed)
     dy = dout = _time_first(dout, p.u.dtype)
     if z is not None:
         z = _time_first(z, p.u.dtype)
         dy = dout * F.silu(z)
-    wanted = need & {"A", "B", "C"}
-    wanted |= {"x", "delta"} if need & {"delta", "delta_bias"} else {"x"} if "u" in need else set()
-    wanted |= {"y"} if "z" in need else set()
-    dstate = p.state_in(dlast)
+    wanted = needed & {"A", "B", "C"}
+    wanted |= {"x", "delta"} if needed & {"delta", "delta_bias"} else {"x"} if "u" in needed else set()
+    wanted |= {"y"} if "z" in needed else set()
+    dstate = p.state_in(dlast_state)
     g = p.scan.backward(checkpoints, dy.unflatten(2, (p.groups, -1)), dstate, wanted)
     out = {name: _weights_out(g[name]) for name in wanted & {"A", "B", "C"}}
-    out["state"] = p.state_out(dstate)
+    out["initial_state"] = p.state_out(dstate)
     skip = None if D is None else D.to(p.u.dtype)
-    if "D" in need:
+    if "D" in needed:
         out["D"] = (dy * p.u).sum((0, 1))
-    if "z" in need:
+    if "z" in needed:
         y = g["y"].flatten(2) if skip is None else g["y"].flatten(2).addcmul_(p.u, skip)
         out["z"] = torch.ops.aten.silu_backward(dout * y, z).mT
     if "delta" in wanted:
         # delta acts through x = delta u, and through a.
         ddelta = g["delta"].flatten(2).addcmul_(g["x"].flatten(2), p.u)
-        if softplus:
-            ddelta = torch.ops.aten.softplus_backward(ddelta, p.raw, 1.0, 20.0)
+        if delta_softplus:
+            ddelta = torch.ops.aten.softplus_backward(ddelta, p.delta_raw, 1.0, 20.0)
         out |= {"delta": ddelta.mT, "delta_bias": ddelta.sum((0, 1))}
-    if "u" in need:
+    if "u" in needed:
         du = g["x"].flatten(2).mul_(p.delta)
         out["u"] = (du if skip is None else du.addcmul_(dy, skip)).mT
     return out
 
 
-class _Prepared:
+class _TimeFirst:
     """A call's inputs as the scan reads them: time before channels, channels in groups, one dtype."""
 
-    def __init__(self, u, delta, A, B, C, delta_bias, softplus: bool, extended: bool):
+    def __init__(self, u, delta, A, B, C, delta_bias, delta_softplus: bool, signed: bool):
         dtype = torch.promote_types(u.dtype, torch.float32)
-        self.u, self.raw = _time_first(u, dtype), _time_first(delta, dtype)
+        self.u, self.delta_raw = _time_first(u, dtype), _time_first(delta, dtype)
         if delta_bias is not None:
-            self.raw = self.raw + delta_bias.to(dtype)
-        self.delta = F.softplus(self.raw) if softplus else self.raw
+            self.delta_raw = self.delta_raw + delta_bias.to(dtype)
+        self.delta = F.softplus(self.delta_raw) if delta_softplus else self.delta_raw
         self.groups = max(x.shape[1] if x.ndim == 4 else 1 for x in (B, C))
         A, B, C = (_weights_in(x.to(dtype), self.groups) for x in (A, B, C))
         x, delta = (x.unflatten(2, (self.groups, -1)) for x in (self.delta * self.u, self.delta))
-        self.scan = Scan(delta, x, A, B, C, extended)
+        self.scan = BlockedScan(delta, x, A, B, C, signed)
 
     def state_in(self, state: Tensor | None) -> Tensor:
         """(B, D, N) as (B, G, N, P), always in memory of its own: the scan writes into it."""
@@ -149,7 +130,7 @@ def _weights_in(x: Tensor, groups: int) -> Tensor:
 
 
 def _weights_out(x: Tensor) -> Tensor:
-    """The way back from `_weights_in`."""
+    """The inverse of `_weights_in`."""
     return x.mT.flatten(0, 1) if x.ndim == 3 else x.permute(0, 2, 3, 1)
 
 

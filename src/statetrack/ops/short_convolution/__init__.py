@@ -1,7 +1,4 @@
-"""The short causal convolution in front of a recurrence, with its SiLU: each channel over its last values.
-
-Alone, and of several parts of one product at once.
-"""
+"""The short causal convolution in front of a recurrence, with its SiLU, of one tensor or of several parts."""
 
 from collections.abc import Sequence
 
@@ -19,7 +16,7 @@ def _reference():
 
 
 def _triton():
-    from statetrack.ops.short_convolution.triton_backend import short_convolution_triton
+    from statetrack.ops.short_convolution.triton.backend import short_convolution_triton
 
     return short_convolution_triton
 
@@ -31,7 +28,7 @@ def _split_reference():
 
 
 def _split_triton():
-    from statetrack.ops.short_convolution.triton_backend import convolved_split_triton
+    from statetrack.ops.short_convolution.triton.backend import convolved_split_triton
 
     return convolved_split_triton
 
@@ -40,13 +37,13 @@ BACKENDS = {"reference": _reference, "triton": _triton}
 SPLIT_BACKENDS = {"reference": _split_reference, "triton": _split_triton}
 
 
-def _triton_refuses(x: Tensor, width: int, parts: int, state: Tensor | None) -> str | None:
+def _triton_refuses(x: Tensor, width: int, parts: int, initial_state: Tensor | None) -> str | None:
     """Why the Triton kernels cannot take these inputs, or None."""
     if reason := no_triton(x):
         return reason
-    from statetrack.ops.short_convolution.triton_backend import refuses
+    from statetrack.ops.short_convolution.triton.backend import refuses
 
-    return refuses(x, width, parts, state)
+    return refuses(x, width, parts, initial_state)
 
 
 def short_convolution(
@@ -60,10 +57,29 @@ def short_convolution(
     max_seqlen: int | None = None,
     backend: str = "auto",
 ) -> Tensor:
-    """Filter each channel over its last `width` values. Equation and shapes: `short_convolution_reference`.
+    """Causal depthwise convolution along time: each channel is filtered over its last `width` values.
 
-    Time comes before channels, (B, T, C); the output has the dtype of x. `cu_seqlens` (S + 1 offsets, B = 1)
-    packs S sequences into one row, none longer than `max_seqlen`, which shares the work out better if given.
+        y_t = bias + sum_i weight_i x_{t - width + 1 + i},  i = 0, ..., width - 1    then silu(y_t) if `silu`
+
+    Shapes, with batch b, time t and channels c; time comes before channels:
+
+        x, y             (b, t, c)
+        weight           (c, width)       weight[:, -1] multiplies x_t
+        bias             (c,)             none when None
+        initial_state    (b, c, width - 1), the inputs before the first one; zeros when None
+
+    cu_seqlens    s + 1 offsets in steps, with b = 1: s sequences packed one after the other into one row,
+                  each starting from zeros; not together with `initial_state`.
+    max_seqlen    the length of the longest packed sequence or more; only used to divide the work better.
+    backend       "auto", or "reference", "triton". The Triton kernels take widths up to 8.
+
+    Returns y in the dtype of x.
+
+        >>> import torch
+        >>> from statetrack.ops import short_convolution
+        >>> x = torch.tensor([[[1.0], [2.0], [3.0]]])
+        >>> short_convolution(x, torch.tensor([[10.0, 1.0]]))[0, :, 0]
+        tensor([ 1., 12., 23.])
     """
     op = "short_convolution"
     if x.ndim != 3 or weight.ndim != 2:
@@ -84,7 +100,7 @@ def short_convolution(
         checks.check_packing(op, cu_seqlens, B, x.device)
         if initial_state is not None:
             raise UserError(
-                f"{op}: packed sequences (cu_seqlens) begin from an empty past, not from a state."
+                f"{op}: packed sequences (cu_seqlens) start from zeros and take no initial_state."
             )
     checks.check_offsets(op, cu_seqlens, max_seqlen, x.shape[1])
     refusals = {"triton": lambda: _triton_refuses(x, width, 1, initial_state)}
@@ -103,11 +119,15 @@ def convolved_split(
     max_seqlen: int | None = None,
     backend: str = "auto",
 ) -> tuple[Tensor, ...]:
-    """Parts of the last axis of x, all but the last after their short convolution, if any, and a SiLU.
+    """Split the last axis of x and convolve every part but the last one, as `short_convolution` does.
 
-    `silu` says which of them have one, if not all. Equation and shapes: `convolved_split_reference`; packed
-    sequences as in `short_convolution`. One pass over x, and one over its gradient, where `short_convolution`
-    of every part takes a pass each and one more to put their gradients together.
+        x = [p_1, ..., p_n, r, ...]        results: silu(convolution_i(p_i)) for i = 1, ..., n, and r as it is
+
+    Shapes: x (b, t, columns); `widths` of p_1, ..., p_n and r; `weights[i]` (widths[i], taps); `biases[i]`
+    (widths[i],). Results (b, t, widths[i]). Columns beyond the sum of the widths are left out. Without
+    `weights` the results are silu(p_i) and r. `silu[i]` says whether part i has a SiLU, all when None.
+    Packed sequences (`cu_seqlens`, `max_seqlen`) as in `short_convolution`. The Triton kernels make one pass
+    over x and one over its gradient for all parts together.
     """
     op, n = "convolved_split", len(widths) - 1
     checks.check_floating(op, x.device, x=x, **{f"weights[{i}]": w for i, w in enumerate(weights)})

@@ -1,4 +1,4 @@
-"""The short convolution as PyTorch has it."""
+"""The short convolution by `torch.nn.functional.conv1d`: the definition other backends are tested against."""
 
 import itertools
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ def short_convolution_reference(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
-    state: Tensor | None,
+    initial_state: Tensor | None,
     *,
     silu: bool,
     cu_seqlens: Tensor | None = None,
@@ -20,9 +20,9 @@ def short_convolution_reference(
 ) -> Tensor:
     """y_t = bias + sum_i weight_i x_{t - width + 1 + i}, then silu(y_t) where asked for.
 
-    Shapes: x, y (B, T, C); weight (C, width); bias (C,); state (B, C, width - 1), the inputs before the
-    first, zeros when None. Packed sequences, the steps cu_seqlens[s] to cu_seqlens[s + 1] of x for every s,
-    each begin from zeros.
+    Shapes: x, y (B, T, C); weight (C, width); bias (C,); initial_state (B, C, width - 1), the inputs before
+    the first, zeros when None. Packed sequences, the steps cu_seqlens[s] to cu_seqlens[s + 1] of x for every
+    s, each start from zeros.
     """
     if x.shape[1] == 0:
         return x.clone()
@@ -34,7 +34,11 @@ def short_convolution_reference(
         )
     C, width = weight.shape
     x = x.mT
-    x = F.pad(x, (width - 1, 0)) if state is None else torch.cat([state.to(x.dtype), x], dim=-1)
+    x = (
+        F.pad(x, (width - 1, 0))
+        if initial_state is None
+        else torch.cat([initial_state.to(x.dtype), x], dim=-1)
+    )
     y = F.conv1d(x, weight[:, None], bias, groups=C).mT
     return F.silu(y) if silu else y
 

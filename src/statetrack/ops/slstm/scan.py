@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from statetrack.ops.derivatives import first_derivative_only
+from statetrack.ops.autograd import first_derivative_only
 from statetrack.ops.slstm.reference import SLSTMCell, fresh_cell
 
 

@@ -14,7 +14,7 @@ def _reference():
 
 
 def _triton():
-    from statetrack.ops.swiglu.triton_backend import swiglu_triton
+    from statetrack.ops.swiglu.triton.backend import swiglu_triton
 
     return swiglu_triton
 
@@ -26,16 +26,13 @@ def _triton_refuses(x: Tensor) -> str | None:
     """Why the Triton kernels cannot take these inputs, or None."""
     if reason := no_triton(x):
         return reason
-    from statetrack.ops.swiglu.triton_backend import refuses
+    from statetrack.ops.swiglu.triton.backend import refuses
 
     return refuses(x)
 
 
 def swiglu(x: Tensor, *, backend: str = "auto") -> Tensor:
-    """silu(gate) * up, where x holds the gates and then the values, as one product gives both.
-
-    Equation and shapes: `swiglu_reference`.
-    """
+    """silu(gate) * up with x = [gate, up], halves of the last axis. Shapes: x (..., 2 w), result (..., w)."""
     checks.check_floating("swiglu", x.device, x=x)
     if x.shape[-1] % 2:
         raise UserError(

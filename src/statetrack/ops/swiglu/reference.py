@@ -1,4 +1,4 @@
-"""The gated activation as PyTorch has it."""
+"""The gated activation in plain PyTorch: the definition."""
 
 import torch.nn.functional as F
 from torch import Tensor

@@ -1,0 +1,74 @@
+"""Cross-entropy: sums per program, their mean over rows that count, and the gradient.
+
+    loss = mean over rows with target != ignore_index of log(sum_c exp(x_c)) - x_target
+    dx_c = (softmax(x)_c - [c = target]) dloss / count
+
+Grid: one program per ROWS whole rows of N classes; the mean is one program. Registers: a tile (ROWS, BN), N
+padded to a power of two. `stride` is the distance between rows of logits; READ values of a row may be read,
+more than N where rows are padded and that makes loads wider. Arithmetic is float32.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _load_rows(logits, targets, row, rows, stride, ignore_index, n, N: tl.constexpr, READ: tl.constexpr):
+    """Logits (ROWS, BN), targets and whether they count (ROWS,), and log(sum exp) of each row."""
+    target = tl.load(targets + row, mask=row < rows, other=ignore_index)
+    counts = (row < rows) & (target != ignore_index)
+    inside = (row < rows)[:, None] & (n < READ)[None, :]
+    x = tl.load(logits + row[:, None] * stride + n[None, :], mask=inside, other=0.0).to(tl.float32)
+    x = tl.where((n < N)[None, :], x, float("-inf"))
+    largest = tl.max(x, axis=1)
+    return x, target, counts, largest + tl.log(tl.sum(tl.exp(x - largest[:, None]), axis=1))
+
+
+@triton.jit
+def cross_entropy_kernel(
+    logits, targets, sums, counted, rows, stride, ignore_index,
+    N: tl.constexpr, READ: tl.constexpr, BN: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """The sum of a program's losses and the number of rows that count."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    n = tl.arange(0, BN)
+    x, target, counts, log_sum = _load_rows(logits, targets, row, rows, stride, ignore_index, n, N, READ)
+    hit = n[None, :] == target[:, None]
+    loss = log_sum - tl.sum(tl.where(hit, x, 0.0), axis=1)
+    # a target that is no class must not go unnoticed
+    loss = tl.where((target >= 0) & (target < N), loss, float("nan"))
+    tl.store(sums + tl.program_id(0), tl.sum(tl.where(counts, loss, 0.0), axis=0))
+    tl.store(counted + tl.program_id(0), tl.sum(counts.to(tl.int32), axis=0))
+
+
+@triton.jit
+def mean_kernel(sums, counted, loss, count, programs, BLOCK: tl.constexpr):
+    """The mean of all sums, by one program: the same order of additions every time."""
+    total, number = tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK,), tl.int32)
+    start = 0
+    while start < programs:
+        i = start + tl.arange(0, BLOCK)
+        total += tl.load(sums + i, mask=i < programs, other=0.0)
+        number += tl.load(counted + i, mask=i < programs, other=0)
+        start += BLOCK
+    n = tl.sum(number, axis=0)
+    tl.store(count, n)
+    mean = tl.sum(total, axis=0) / tl.maximum(n, 1).to(tl.float32)
+    tl.store(loss, tl.where(n > 0, mean, float("nan")))
+
+
+@triton.jit
+def cross_entropy_backward_kernel(
+    logits, targets, count, dloss, dlogits, rows, stride, ignore_index,
+    N: tl.constexpr, READ: tl.constexpr, BN: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """(softmax - one-hot) dloss / count, zero in rows that do not count."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    n = tl.arange(0, BN)
+    x, target, counts, log_sum = _load_rows(logits, targets, row, rows, stride, ignore_index, n, N, READ)
+    scale = tl.load(dloss).to(tl.float32) / tl.maximum(tl.load(count), 1).to(tl.float32)
+    hit = n[None, :] == target[:, None]
+    dx = (tl.exp(x - log_sum[:, None]) - tl.where(hit, 1.0, 0.0)) * scale
+    dx = tl.where(counts[:, None], dx, 0.0)
+    inside = (row < rows)[:, None] & (n < N)[None, :]
+    tl.store(dlogits + row[:, None] * N + n[None, :], dx.to(dlogits.dtype.element_ty), mask=inside)

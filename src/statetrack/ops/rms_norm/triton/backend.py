@@ -1,0 +1,164 @@
+"""The Triton backend of RMS normalisation: `torch.library` ops around the two kernels."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from statetrack.ops.autograd import first_derivative_only
+from statetrack.ops.custom_ops import register_op
+from statetrack.ops.partial_gradients import sum_over_programs
+from statetrack.ops.rms_norm.triton.kernels import rms_norm_backward_kernel, rms_norm_kernel
+from statetrack.ops.triton_runtime.compile_ahead import launch
+from statetrack.ops.triton_runtime.sizes import block, processors
+
+MAX_WIDTH = 4096  # values of a row: a program holds whole rows
+TILE = 2048  # values of a tile
+PROGRAMS_PER_PROCESSOR = 4  # of the backward; each leaves one row of partial gradients of the weight
+
+
+def rms_norm_triton(
+    x: Tensor, y: Tensor | None, weight: Tensor, eps: float, out_dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Same arguments and results as `rms_norm_reference`."""
+    if y is None:
+        return _Norm.apply(x, weight, eps, out_dtype)
+    given = x.contiguous(), y.contiguous(), weight.contiguous()
+    return torch.ops.statetrack.add_rms_norm(*given, eps, out_dtype)
+
+
+def refuses(x: Tensor, y: Tensor | None) -> str | None:
+    """Why the kernels cannot take these inputs, or None."""
+    if x.shape[-1] > MAX_WIDTH:
+        return f"rows are {x.shape[-1]} wide, more than {MAX_WIDTH}"
+    if x.numel() == 0:
+        return "the input is empty"
+    dtypes = (x.dtype,) if y is None else (x.dtype, y.dtype)
+    return "float64 is not offered there" if torch.float64 in dtypes else None
+
+
+def constants(N: int) -> dict[str, Any]:
+    """Constants of the kernels for rows of N values."""
+    BN = block(N)
+    return {"N": N, "BN": BN, "ROWS": max(1, TILE // BN), "num_warps": 4 if BN <= TILE else 8}
+
+
+def backward_grid(rows: int, ROWS: int, processors: int) -> tuple[int, int]:
+    """Programs of the backward, and tiles of ROWS rows per program."""
+    tiles = -(-rows // ROWS)
+    tiles_per_program = -(-tiles // (PROGRAMS_PER_PROCESSOR * processors))
+    return -(-tiles // tiles_per_program), tiles_per_program
+
+
+def _add_forward(x: Tensor, y: Tensor, weight: Tensor, eps: float, dtype: torch.dtype):
+    return _forward(x, y, weight, eps, dtype)
+
+
+def _plain_forward(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
+    return _forward(x, None, weight, eps, dtype)[1]
+
+
+def _forward(x: Tensor, y: Tensor | None, weight: Tensor, eps: float, dtype: torch.dtype):
+    rows = x.numel() // x.shape[-1]
+    constant = constants(x.shape[-1]) | {"HAS_Y": y is not None}
+    total = x if y is None else torch.empty_like(x, dtype=torch.promote_types(x.dtype, y.dtype))
+    out = torch.empty_like(x, dtype=dtype)
+    launch(rms_norm_kernel, (-(-rows // constant["ROWS"]),))(
+        x, x if y is None else y, weight, total, out, rows, eps, **constant
+    )
+    return total, out
+
+
+def _backward(
+    s: Tensor,
+    weight: Tensor,
+    dtotal: Tensor | None,
+    dout: Tensor,
+    eps: float,
+    x_dtype: torch.dtype,
+    y_dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of x, of y (empty where its dtype is that of x: it is the same) and of the weight."""
+    rows = s.numel() // s.shape[-1]
+    constant = constants(s.shape[-1])
+    programs, tiles = backward_grid(rows, constant["ROWS"], processors(s.device))
+    dx, dy, _ = _empty_gradients(s, weight, dtotal, dout, eps, x_dtype, y_dtype)
+    dweights = torch.empty(programs, s.shape[-1], dtype=torch.float32, device=s.device)
+    constant |= {"HAS_DTOTAL": dtotal is not None, "HAS_DY": dy.numel() > 0}
+    launch(rms_norm_backward_kernel, (programs,))(
+        s, weight, s if dtotal is None else dtotal.contiguous(), dout.contiguous(), dx, dy, dweights,
+        rows, eps, tiles, **constant,
+    )  # fmt: skip
+    return dx, dy, sum_over_programs(dweights, weight.dtype)
+
+
+def _empty_gradients(s, weight, dtotal, dout, eps, x_dtype, y_dtype):
+    dx = torch.empty(s.shape, dtype=x_dtype, device=s.device)
+    dy = torch.empty(s.shape if y_dtype != x_dtype else (0,), dtype=y_dtype, device=s.device)
+    return dx, dy, torch.empty_like(weight)
+
+
+def _fake(x, weight, eps, dtype):
+    return torch.empty_like(x, dtype=dtype)
+
+
+def _add_fake(x, y, weight, eps, dtype):
+    total = torch.empty_like(x, dtype=torch.promote_types(x.dtype, y.dtype))
+    return total, torch.empty_like(x, dtype=dtype)
+
+
+register_op("rms_norm(Tensor x, Tensor weight, float eps, ScalarType dtype) -> Tensor", _plain_forward, _fake)
+register_op(
+    "add_rms_norm(Tensor x, Tensor y, Tensor weight, float eps, ScalarType dtype) -> (Tensor, Tensor)",
+    _add_forward,
+    _add_fake,
+)
+register_op(
+    "rms_norm_backward(Tensor s, Tensor weight, Tensor? dtotal, Tensor dout, float eps, ScalarType x_dtype,"
+    " ScalarType y_dtype) -> (Tensor, Tensor, Tensor)",
+    _backward,
+    _empty_gradients,
+)
+
+
+class _Norm(torch.autograd.Function):
+    """x as it came, and its norm: the gradients of both are added where the norm's is computed."""
+
+    @staticmethod
+    def forward(ctx, x, weight, eps, dtype):
+        ctx.save_for_backward(x, weight)
+        ctx.eps = eps
+        ctx.set_materialize_grads(False)
+        return x, torch.ops.statetrack.rms_norm(x.contiguous(), weight.contiguous(), eps, dtype)
+
+    @staticmethod
+    @first_derivative_only
+    def backward(ctx, dx, dout):
+        x, weight = ctx.saved_tensors
+        if dout is None:
+            return dx, None, None, None
+        dx, _, dweight = torch.ops.statetrack.rms_norm_backward(
+            x.contiguous(), weight.contiguous(), dx, dout, ctx.eps, x.dtype, x.dtype
+        )
+        return dx, dweight, None, None
+
+
+def _add_setup_context(ctx, inputs, output):
+    x, y, weight, eps, _ = inputs
+    ctx.save_for_backward(output[0], weight)
+    ctx.eps, ctx.dtypes = eps, (x.dtype, y.dtype)
+    ctx.set_materialize_grads(False)
+
+
+@first_derivative_only
+def _add_gradients(ctx, dtotal, dout):
+    total, weight = ctx.saved_tensors
+    if dout is None:
+        dout = torch.zeros_like(total)
+    dx, dy, dweight = torch.ops.statetrack.rms_norm_backward(
+        total, weight, dtotal, dout, ctx.eps, *ctx.dtypes
+    )
+    return dx, dx if ctx.dtypes[0] == ctx.dtypes[1] else dy, dweight, None, None
+
+
+torch.library.register_autograd("statetrack::add_rms_norm", _add_gradients, setup_context=_add_setup_context)
