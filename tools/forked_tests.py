@@ -1,7 +1,8 @@
 """Tests of a changed repository, in children forked from a process that has torch imported already.
 
-`python tools/forked_tests.py` is that process: a line of JSON in is a child that runs pytest, a line out its
-number, the next one that it has ended. The package itself is imported by the child, so it is the changed one.
+`python tools/forked_tests.py torch ...` is that process: a line of JSON in is a child that runs pytest, a
+line out its number, the next one that it has ended. The package itself is imported by the child, so it is the
+changed one.
 """
 
 import contextlib
@@ -13,12 +14,10 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-IMPORTED = ("torch", "numpy", "pytest", "matplotlib.figure", "jinja2", "sympy", "rich.table")
 
 
 @dataclass(frozen=True)
@@ -50,8 +49,8 @@ def _file(test: str) -> str:
 class Tree:
     """A copy of the repository, in which one process at a time runs tests."""
 
-    def __init__(self, root: Path, folder: Path):
-        self.folder = folder
+    def __init__(self, root: Path, folder: Path, imports: Sequence[str]):
+        self.folder, self.imports, self.child = folder, imports, 0
         for name in ("src", "tests"):
             shutil.copytree(root / name, folder / name, symlinks=True)
         for path in root.iterdir():
@@ -68,10 +67,9 @@ class Tree:
         assert self.server.stdin is not None
         assert self.server.stdout is not None
         self.server.stdin.write(json.dumps(task).encode() + b"\n")
-        child = int(self.server.stdout.readline())
+        self.child = int(self.server.stdout.readline())
         in_time, *_ = select.select([self.server.stdout], [], [], seconds)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child, signal.SIGKILL)
+        self.stop()
         self.server.stdout.readline()  # it has ended
         if not in_time:
             return "timeout"
@@ -79,10 +77,17 @@ class Tree:
             json.loads(answer.read_text()) if answer.exists() else {"code": 2, "failed": "the process died"}
         )
 
+    def stop(self) -> None:
+        """End the tests that are running, with all processes they started."""
+        with contextlib.suppress(ProcessLookupError):
+            if self.child:
+                os.killpg(self.child, signal.SIGKILL)
+        self.child = 0
+
     def __enter__(self) -> "Tree":
         environment = os.environ | {"PYTHONPATH": str(self.folder / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
         environment |= {"OMP_NUM_THREADS": "1", "TRITON_INTERPRET": "1"}
-        command = [sys.executable, __file__]
+        command = [sys.executable, __file__, *self.imports]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "bufsize": 0}
         self.server = subprocess.Popen(command, cwd=self.folder, env=environment, **pipes)
         return self
@@ -104,9 +109,9 @@ class Tree:
             path.write_text(before)
 
 
-def serve() -> None:
+def serve(imports: Sequence[str]) -> None:
     """Fork a child for every task that comes in, one at a time."""
-    for name in IMPORTED:
+    for name in imports:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
     replies, sys.stdout = sys.stdout, sys.stderr
@@ -194,4 +199,4 @@ def record(tree: Tree, tests: list[str]) -> Recording:
 
 
 if __name__ == "__main__":
-    serve()
+    serve(sys.argv[1:])

@@ -18,7 +18,10 @@ listed in `tools/equivalent_mutants.txt`, each with the reason, and do not count
 
 import argparse
 import json
+import os
 import random
+import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -36,6 +39,7 @@ TESTS = {
     "training": ("tests/training", "tests/tasks"),
     "report": ("tests/report",),
 }
+IMPORTS = ("torch", "numpy", "pytest", "matplotlib.figure", "jinja2", "sympy", "rich.table")
 EQUIVALENT = Path(__file__).parent / "equivalent_mutants.txt"
 
 
@@ -53,21 +57,21 @@ class Result:
     seconds: float
 
 
-def try_out(tree: Tree, recording: Recording, file: str, mutant: Mutant) -> Result:
+def try_out(tree: Tree, recording: Recording, file: str, mutant: Mutant, seconds: float) -> Result:
     """The verdict on one mutant."""
     started, outcome, by = time.monotonic(), "survived", ""
     with tree.changed(file, mutant.source):
         for tests in recording.ordered(f"{file}:{mutant.scope}"):
             if not tests or outcome != "survived":
                 continue
-            allowed = 20 + 5 * sum(recording.seconds[test] for test in tests)
+            allowed = seconds + 5 * sum(recording.seconds[test] for test in tests)
             found = tree.pytest({"order": tests}, tests, allowed)
             if found == "timeout":
                 outcome, by = "timeout", ""
             elif found["code"] != 0:
                 outcome, by = "killed", found["failed"]
-    seconds = round(time.monotonic() - started, 2)
-    return Result(mutant.id, file, mutant.line, mutant.kind, mutant.diff, outcome, by, seconds)
+    took = round(time.monotonic() - started, 2)
+    return Result(mutant.id, file, mutant.line, mutant.kind, mutant.diff, outcome, by, took)
 
 
 def chosen_mutants(root: Path, paths: list[str], sample: int, seed: int) -> list[tuple[str, Mutant]]:
@@ -102,22 +106,29 @@ def run(root: Path, options: argparse.Namespace) -> None:
     ]
     print(f"{len(todo)} mutants to try", flush=True)
     tests = options.tests or tests_of(options.paths)
+    jobs = max(1, min(options.jobs, len(todo)))
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        jobs = max(1, min(options.jobs, len(todo)))
-        share = [todo[i::jobs] for i in range(jobs)]
+        trees = [Tree(root, Path(folder) / str(i), options.imports) for i in range(jobs if todo else 0)]
+
+        def stop(number: int, frame: object) -> None:
+            for tree in trees:
+                tree.stop()
+            shutil.rmtree(folder, ignore_errors=True)
+            os._exit(130)
 
         def work(number: int) -> None:
-            with Tree(root, Path(folder) / str(number)) as tree:
+            with trees[number] as tree:
                 recording = record(tree, tests)
-                for file, mutant in share[number]:
-                    result = try_out(tree, recording, file, mutant)
+                for file, mutant in todo[number::jobs]:
+                    result = try_out(tree, recording, file, mutant, options.seconds)
                     with open(options.results, "a") as out:
                         out.write(json.dumps(asdict(result)) + "\n")
                     print(f"{result.outcome:9} {file}:{result.line} {result.seconds:.1f} s", flush=True)
 
-        if todo:
-            with ThreadPoolExecutor(jobs) as pool:
-                list(pool.map(work, range(jobs)))
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, stop)
+        with ThreadPoolExecutor(jobs) as pool:
+            list(pool.map(work, range(len(trees))))
 
 
 def read_results(path: Path) -> dict[str, Result]:
@@ -165,6 +176,10 @@ def main() -> None:
     parser.add_argument("--sample", type=int, default=0, help="how many mutants; 0 for all")
     parser.add_argument("--seed", type=int, default=0, help="of the sample")
     parser.add_argument("--jobs", type=int, default=1, help="processes that try mutants side by side")
+    parser.add_argument(
+        "--imports", nargs="+", default=IMPORTS, help="loaded once, before children are forked"
+    )
+    parser.add_argument("--seconds", type=float, default=20.0, help="more than 5 times what the tests take")
     parser.add_argument("--retry", action="store_true", help="try survivors again")
     parser.add_argument("--report", action="store_true", help="only print the report")
     options = parser.parse_args()

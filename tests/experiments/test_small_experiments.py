@@ -114,9 +114,13 @@ def test_a_group_is_trained_with_one_layer():
     ]
 
 
-def test_factors_and_layers_beyond_a_laptop_are_left_out():
-    """S7 takes six factors in one layer, S8 seven: the first is trained, the second is not."""
-    assert (verdicts.MOST_FACTORS, verdicts.MOST_LAYERS) == (6, 4)
+@pytest.mark.parametrize(
+    ("points", "last"), [(7, "DeltaProduct_6, 1 layer"), (8, "DeltaNet [-1,1], 1 layer")]
+)
+def test_more_than_six_factors_are_left_out(points, last):
+    """All permutations of n points, by a cycle and a swap, take n - 1 factors in one layer."""
+    cycle, swap = [*range(1, points), 0], [1, 0, *range(2, points)]
+    assert summary(DFA("ab", {"a": cycle, "b": swap}, 0, [0]))[-1][1] == last
 
 
 def test_runs_are_on_live_words_of_the_minimal_automaton():
