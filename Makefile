@@ -1,12 +1,13 @@
 # make        set up once, then run the demo
 # make test   lint, types and all tests
 # make bench  the recurrences against other libraries
+# make mutants  deliberate errors in samples of the source: do the tests notice? (an hour; see CONTRIBUTING.md)
 
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo setup test lint types bench clean
+.PHONY: demo setup test lint types bench mutants clean
 
 demo: setup
 	$(BIN)/statetrack demo
@@ -25,14 +26,18 @@ test: lint types
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -q
 
 lint: setup
-	$(BIN)/ruff check src tests
-	$(BIN)/ruff format --check --quiet src tests
+	$(BIN)/ruff check src tests tools
+	$(BIN)/ruff format --check --quiet src tests tools
 
 types: setup
 	$(BIN)/basedpyright --level error
 
 bench: setup
 	$(BIN)/statetrack bench
+
+mutants: setup
+	for part in tasks experiments report/results.py report/summary.py training layers; do \
+	  $(BIN)/python tools/mutate.py src/statetrack/$$part --sample 150 --results mutants.jsonl || exit 1; done
 
 clean:
 	rm -rf .venv build src/*.egg-info src/statetrack/ops/native/*.so

@@ -98,12 +98,24 @@ def test_tokens_and_labels_stay_within_the_vocabulary_and_use_all_of_it(name):
 def test_a_fresh_batch_of_mixed_lengths_has_the_width_of_the_longest_possible(name):
     """So that its shape is known before anything is drawn; one label per sequence, at its last token."""
     extra = {"parity": 1, "mod-arithmetic": 2, "mod-arithmetic-brackets": 2}[name]
-    inputs, targets = draw(name, 5, (5, 30))
-    assert inputs.shape == targets.shape == (5, 30 - extra)
+    for seed in range(8):
+        inputs, targets = draw(name, 3, (5, 30), seed)
+        assert inputs.shape == targets.shape == (3, 30 - extra)
     padding = 11 if "brackets" in name else 0
     for tokens, labels in zip(inputs.tolist(), targets.tolist(), strict=True):
         used = [t for t in tokens if t != padding]
         assert [i for i, y in enumerate(labels) if y != IGNORE] == [len(used) - 1]
+
+
+@pytest.mark.parametrize("name", [*FACTS, "live"])
+def test_a_batch_depends_on_its_generator_alone(name):
+    of = Automaton.of(DFA.from_regex("(ab|ba)*", "ab"), "live") if name == "live" else task(name)
+    batches = []
+    for global_seed in range(3):
+        torch.manual_seed(global_seed)
+        batches.append(of.sample(6, (5, 20), torch.Generator().manual_seed(4)))
+    assert all(torch.equal(batches[0].inputs, batch.inputs) for batch in batches)
+    assert all(torch.equal(batches[0].targets, batch.targets) for batch in batches)
 
 
 def test_answers_are_found_wherever_they_are():
@@ -290,3 +302,11 @@ def test_texts_are_read_and_written():
     of = task("mod-arithmetic")
     assert of.encode("2 - 3*4 =").tolist() == [7, 2, 8, 3, 9, 4]
     assert of.decode(torch.tensor([7, 2, 8, 3, 9, 4, 0, 0])) == "2-3*4="
+
+
+def test_an_unknown_way_to_draw_words_is_refused():
+    from statetrack.errors import UserError
+
+    even = DFA("ab", {"a": [1, 0], "b": [0, 1]}, 0, [0])
+    with pytest.raises(UserError, match="Did you mean 'live'"):
+        Automaton.of(even, "lives")
