@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import Generator
-from training_internals import batch_length, batch_width, training_batch
+from training_internals import batch_length, batch_width, step_width, training_batch
 
 from statetrack.spec import RunSpec, TrainingConfig
 from statetrack.tasks import IGNORE, task
@@ -113,11 +113,12 @@ def test_a_step_has_a_length_of_its_own_that_no_other_step_decides():
 
 
 def test_one_length_and_mixed_lengths_need_no_drawing():
-    assert {batch_length(SPEC, step) for step in range(9)} == {12}
+    assert {step_width(SPEC, step) for step in range(9)} == {12}
     mixed = replace(FRESH, task=task("parity"))
-    assert {batch_length(mixed, step) for step in range(9)} == {40}
+    assert {step_width(mixed, step) for step in range(9)} == {40}
     fixed = replace(FRESH, training=replace(FRESH.training, train_samples=9))
-    assert {batch_length(fixed, step) for step in range(9)} == {40}
+    assert {step_width(fixed, step) for step in range(9)} == {40}
+    assert {step_width(FRESH, step) for step in range(40)} == {13, 22, 31, 40}
 
 
 def test_fresh_batches_follow_the_generator():
