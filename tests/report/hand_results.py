@@ -1,11 +1,17 @@
 """Results of an item with metrics written by hand, as folders that its runs would leave."""
 
+import functools
 import json
 
 from statetrack.experiments.registry import ITEMS
 from statetrack.report.results import read_index, write_index
 
 MACHINE = {"device": "CPU, 1 threads", "processor": "one", "python": "3.11", "torch": "2"}
+
+
+@functools.cache
+def _runs(name, scale):
+    return ITEMS[name].runs(scale)
 
 
 def finish(folder, run, metrics):
@@ -20,7 +26,7 @@ def finish(folder, run, metrics):
 
 def read(out, name, scale, metrics_of, select=lambda run: True):
     """The item's results; `metrics_of(run)` is None for a run that has not finished."""
-    runs = [run for run in ITEMS[name].runs(scale) if select(run)]
+    runs = [run for run in _runs(name, scale) if select(run)]
     for run in runs:
         metrics = metrics_of(run)
         if metrics is not None:

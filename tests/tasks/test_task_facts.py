@@ -135,6 +135,13 @@ def test_the_shortest_lengths_can_be_drawn():
     assert draw("s5", 4, (1, 1)).inputs.shape == (4, 2)
 
 
+@pytest.mark.parametrize("name", FACTS)
+def test_a_batch_may_hold_one_sequence(name):
+    assert len(draw(name, 1, (6, 6)).inputs) == 1
+    even = Automaton.of(DFA("ab", {"a": [1, 0], "b": [0, 1]}, 0, [0]))
+    assert even.sample(1, (6, 6), torch.Generator()).inputs.shape == (1, 7)
+
+
 def test_labels_past_a_sequence_do_not_count_in_a_wider_batch():
     for name in ("s5", "s5-4-tokens"):
         batch = task(name).fill(torch.full((3,), 5), torch.Generator().manual_seed(0), width=9)
@@ -255,6 +262,7 @@ def test_the_largest_group_that_is_allowed():
     from statetrack.tasks.groups import LARGEST
 
     assert LARGEST == 5040 == group("Z5040").order
+    assert group("A7").order == 2520
 
 
 def test_letters_of_a_live_word_keep_acceptance_open_by_a_loop():
@@ -266,6 +274,17 @@ def test_letters_of_a_live_word_keep_acceptance_open_by_a_loop():
     assert 0.5 < len(whole) / 4000 < 0.58
     firsts = [row[i] for row in whole for i in range(0, 40, 2)]
     assert abs(sum(firsts) / len(firsts) - 0.5) < 0.01, "each pair begins with either letter"
+
+
+def test_where_nothing_is_open_live_words_are_uniform():
+    """After ab or anything else the language {ab} is settled: every letter is as good as another."""
+    inputs, _ = Automaton.of(DFA.from_regex("ab", "abc"), "live").sample(
+        3000, (8, 8), torch.Generator().manual_seed(0)
+    )
+    assert set(inputs[:, 1:3].flatten().tolist()) >= {0, 1}
+    for t in (5, 8):
+        share = torch.bincount(inputs[:, t], minlength=3) / 3000
+        assert (share - 1 / 3).abs().max() < 0.05
 
 
 def test_half_of_the_live_words_turn_uniform_at_a_place_that_is_uniform():
