@@ -1,10 +1,14 @@
 """From runs to a row of the table, counted by hand: learning rate, median, deviation, verdict."""
 
+import json
+
 import pytest
 from hand_results import read, scaled, solved
 
+from statetrack.errors import UserError
 from statetrack.experiments.item import Claim
 from statetrack.experiments.registry import ITEMS
+from statetrack.report.results import read_index
 from statetrack.report.summary import MARGIN, Verdict, judge, summarise
 
 MODEL = "Diagonal LRNN [-1,1]"
@@ -216,3 +220,21 @@ def test_a_side_that_has_not_run_leaves_its_ordering_open(tmp_path):
         tmp_path / "alone", "fig-parity", "quick", lambda run: scaled(0.9), lambda run: run.label == MODEL
     )
     assert judge(alone, summarise(alone)) == [], "its other side is not in the index at all"
+
+
+def test_an_index_is_a_file_called_runs_json(tmp_path):
+    """Folders written by older versions are read by name."""
+    read(tmp_path, "fig-parity", "smoke", lambda run: None)
+    index = json.loads((tmp_path / "fig-parity/smoke/runs.json").read_text())
+    assert (index["item"], index["scale"], index["runs_folder"]) == ("fig-parity", "smoke", "../../runs")
+    assert [run["label"] for run in index["runs"]] == ["Diagonal LRNN [0,1]"] * 2 + [MODEL] * 2
+
+
+def test_a_folder_without_an_index_and_an_unknown_scale_are_refused(tmp_path):
+    with pytest.raises(UserError, match="Give the folder that `statetrack reproduce` printed"):
+        read_index(tmp_path)
+    read(tmp_path, "fig-parity", "smoke", lambda run: None)
+    path = tmp_path / "fig-parity/smoke/runs.json"
+    path.write_text(path.read_text().replace('"scale": "smoke"', '"scale": "smok"'))
+    with pytest.raises(UserError, match="Did you mean 'smoke'"):
+        read_index(path.parent)
