@@ -88,8 +88,14 @@ class Tree:
         environment = os.environ | {"PYTHONPATH": str(self.folder / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
         environment |= {"OMP_NUM_THREADS": "1", "TRITON_INTERPRET": "1"}
         command = [sys.executable, __file__, *self.imports]
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "bufsize": 0}
-        self.server = subprocess.Popen(command, cwd=self.folder, env=environment, **pipes)
+        self.server = subprocess.Popen(
+            command,
+            bufsize=0,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            cwd=self.folder,
+            env=environment,
+        )
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -150,7 +156,9 @@ class Plugin:
 
     def __init__(self, root: Path, record: bool = False, order: list[str] | None = None):
         self.root, self.record, self.order = f"{root}/", record, order
-        self.failed, self.seconds, self.calls, self.now = "", {}, {}, ""
+        self.failed, self.now = "", ""
+        self.seconds: dict[str, float] = {}
+        self.calls: dict[str, set[str]] = {}
 
     def pytest_collection_modifyitems(self, items: list[Any]) -> None:
         if self.order is not None:
