@@ -2,12 +2,14 @@
 
 import json
 
+import pytest
 import torch
 from test_local import jobs
 
 from statetrack.sweep import sweep
 
 
+@pytest.mark.slow
 def test_workers_share_the_threads(tmp_path):
     """Two jobs, so two workers although three are allowed: of five threads each has two."""
     planned, before = jobs(tmp_path, 2), torch.get_num_threads()
