@@ -2,12 +2,13 @@
 # make test   lint, types and all tests
 # make docs   the API reference and these pages as HTML, in build/docs
 # make bench  the recurrences against other libraries
+# make mutants  deliberate errors in samples of the source: do the tests notice? (an hour; see CONTRIBUTING.md)
 
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo setup test lint types docs bench clean
+.PHONY: demo setup test lint types docs bench mutants clean
 
 demo: setup
 	$(BIN)/statetrack demo
@@ -37,6 +38,10 @@ docs: setup
 
 bench: setup
 	$(BIN)/statetrack bench
+
+mutants: setup
+	for part in tasks experiments report/results.py report/summary.py training layers; do \
+	  $(BIN)/python tools/mutate.py src/statetrack/$$part --sample 150 --results mutants.jsonl || exit 1; done
 
 clean:
 	rm -rf .venv build src/*.egg-info src/statetrack/ops/native/*.so
