@@ -7,7 +7,7 @@ from statetrack.experiments import fig_parity, fig_s5, fig_z60, tab_chomsky
 from statetrack.experiments.item import SCALES, LabelledRun
 from statetrack.experiments.registry import ITEMS, item
 
-PAPER_RUNS = {"fig-parity": 24, "tab-chomsky": 624, "fig-chomsky-length": 624, "fig-s5": 180, "fig-z60": 30}
+PAPER_RUNS = {"fig-parity": 24, "tab-chomsky": 624, "fig-chomsky-length": 624, "fig-s5": 291, "fig-z60": 30}
 
 
 @pytest.fixture(scope="module")
@@ -41,8 +41,10 @@ def test_every_scale_says_what_differs_from_the_paper(name, scale):
 
 
 def test_word_problems_are_trained_as_in_appendix_e2(paper):
-    for run in paper["fig-s5"] + paper["fig-z60"]:
+    protocol = [run for run in paper["fig-s5"] if run.label != fig_s5.DECAYING_LABEL]
+    for run in protocol + paper["fig-z60"]:
         t, e = run.spec.training, run.spec.evaluation
+        assert t.eps == (1e-6 if run.label.endswith("eps 1e-6") else 1e-8)
         assert (t.steps, t.batch, t.lr, t.weight_decay, t.clip) == (312_500, 512, 1e-4, 0.01, 1.0)
         assert (t.schedule, t.warmup, t.precision) == ("constant", 0.0, "bfloat16")
         k = run.spec.task.tokens_per_element
@@ -53,13 +55,21 @@ def test_word_problems_are_trained_as_in_appendix_e2(paper):
 
 def test_word_problem_models_are_those_of_the_paper_and_ours():
     runs = [run for run in fig_s5.runs("paper") if run.panel == fig_s5.SWAPS and run.spec.seed == 0]
-    theirs = {run.label for run in runs if not run.ours}
+    theirs = {run.label for run in runs if not run.ours and run.spec.training.eps == 1e-8}
+    assert {f"{label}, eps 1e-6" for label in theirs} == {r.label for r in runs if not r.ours} - theirs
     ranged = {f"{m} {r} ({n}L)" for m in ("DeltaNet", "Mamba") for r in ("[0,1]", "[-1,1]") for n in (1, 5)}
     assert theirs == ranged | {"Full matrix (1L)"}
     assert {run.spec.model.mixer.householders for run in runs if "DeltaProduct" in run.label} == {2, 4}
     deltanets = [run for run in runs if run.family == "DeltaNet"]
     assert all(run.spec.model.mixer.convolution == 0 and run.spec.model.mlp_ratio == 4 for run in deltanets)
     assert all(run.spec.model.mixer.heads == 4 for run in deltanets)
+
+
+def test_only_one_row_leaves_the_protocol_and_it_is_ours(paper):
+    runs = [run for run in paper["fig-s5"] if run.label == fig_s5.DECAYING_LABEL]
+    assert {(run.panel, run.ours, run.spec.seed) for run in runs} == {(fig_s5.ALL, True, s) for s in range(3)}
+    t = runs[0].spec.training
+    assert (t.steps, t.lr, t.schedule, t.warmup, t.weight_decay) == (60_000, 2e-3, "cosine", 0.02, 0.0)
 
 
 def test_seeds_of_the_paper():
