@@ -104,7 +104,9 @@ def ablation_report(keep: Callable[[dict[str, Any]], None]) -> None:
         print(f"\n{name}\n{'variant':<34}{'ms':>9}{'cost':>9}", flush=True)
         for variant, seconds in times.items():
             cost = None if seconds is None or shipped is None else seconds / shipped - 1
-            cells = f"{1e3 * seconds:>9.3f}{cost:>+9.1%}" if seconds and cost is not None else f"{'failed':>9}"
+            cells = (
+                f"{1e3 * seconds:>9.3f}{cost:>+9.1%}" if seconds and cost is not None else f"{'failed':>9}"
+            )
             print(f"{variant:<34}{cells}", flush=True)
             ms = None if seconds is None else 1e3 * seconds
             rows.append({"step": name, "variant": variant, "ms": ms, "cost": cost})
