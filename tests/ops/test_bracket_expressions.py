@@ -5,9 +5,11 @@ import operator
 
 import pytest
 import torch
+from sm90 import assert_fits, compile_sm90
 
 from statetrack.errors import UserError
 from statetrack.ops.bracket_expressions import bracket_expressions
+from statetrack.ops.bracket_expressions.triton.backend import LAUNCH
 
 SYMBOLS = "01234+-*()"
 OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}
@@ -78,3 +80,18 @@ def test_shapes_that_do_not_fit_are_named():
     sizes, digits, operators, splits = draw(3, 8)
     with pytest.raises(UserError, match=r"splits \(3, 7\), expected \(B,\) and three of \(B, T\)"):
         bracket_expressions(sizes, digits, operators, splits[:, 1:], 5)
+
+
+def test_the_kernel_compiles_for_sm_90_with_one_expression_per_thread():
+    """A lane reads what it wrote: were a value held by two threads, one could read before the other wrote."""
+    pointers = ["sizes", "digits", "operators", "tokens", "values", "stack", "pairs"]
+    types = dict.fromkeys(pointers, "*i64") | {"splits": "*fp64", "B": "i32", "T": "i32"}
+    compiled = compile_sm90(
+        "statetrack.ops.bracket_expressions.triton.kernels:bracket_expressions_kernel",
+        types,
+        {"MODULUS": 5, "BLOCK": LAUNCH["BLOCK"]},
+        LAUNCH["num_warps"],
+    )
+    assert_fits(compiled)
+    assert compiled.shared == 0  # nothing moves between threads
+    assert LAUNCH["BLOCK"] == 32 * LAUNCH["num_warps"]

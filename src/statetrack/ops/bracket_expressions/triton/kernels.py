@@ -11,7 +11,8 @@ import triton.language as tl
 
 @triton.jit
 def bracket_expressions_kernel(
-    sizes, digits, operators, splits, tokens, values, stack, pairs, B, T, MODULUS: tl.constexpr, BLOCK: tl.constexpr
+    sizes, digits, operators, splits, tokens, values, stack, pairs, B, T,
+    MODULUS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     b = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = b < B
