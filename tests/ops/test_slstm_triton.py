@@ -5,6 +5,7 @@ import torch
 from sm90 import assert_fits, compile_sm90
 
 from statetrack.ops.slstm import SLSTMCell, slstm
+from statetrack.ops.slstm.triton.kernels import backward_kernel, forward_kernel
 
 
 def inputs(B: int, T: int, H: int, D: int, with_state: bool, seed: int = 0):
@@ -69,28 +70,9 @@ def test_small_and_large_arguments_of_tanh_and_of_the_gates():
 
 @pytest.mark.parametrize(("D", "warps"), [(32, 4), (64, 8)])
 def test_the_kernels_compile_for_sm_90_without_spills(D, warps):
-    sizes = dict.fromkeys(("B", "T", "H"), "i32")
-    forward = dict.fromkeys(["x", "R", "h0", "c0", "n0", "m0", "gates", "h", "c", "n", "m"], "*fp32") | sizes
-    backward = [
-        "R",
-        "gates",
-        "c0",
-        "n0",
-        "m0",
-        "c",
-        "n",
-        "m",
-        "dh_out",
-        "dc_last",
-        "dn_last",
-        "dgates",
-        "dh0",
-        "dc0",
-        "dn0",
-    ]
-    fixed = {"D": D, "BD": D, "BB": 16}
-    module = "statetrack.ops.slstm.triton.kernels"
-    assert_fits(compile_sm90(f"{module}:forward_kernel", forward, fixed | {"SAVE": True}, warps))
-    assert_fits(
-        compile_sm90(f"{module}:backward_kernel", dict.fromkeys(backward, "*fp32") | sizes, fixed, warps)
-    )
+    module, fixed = "statetrack.ops.slstm.triton.kernels", {"D": D, "BD": D, "BB": 16}
+    for kernel, more in ((forward_kernel, {"SAVE": True}), (backward_kernel, {})):
+        constants, numbers = fixed | more, dict.fromkeys(("B", "T", "H"), "i32")
+        pointers = [name for name in kernel.arg_names if name not in constants | numbers]
+        types = dict.fromkeys(pointers, "*fp32") | numbers
+        assert_fits(compile_sm90(f"{module}:{kernel.__name__}", types, constants, warps))
