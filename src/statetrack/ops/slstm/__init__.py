@@ -5,7 +5,7 @@ from torch import Tensor
 
 from statetrack.errors import UserError
 from statetrack.ops import checks
-from statetrack.ops.backends import pick_backend
+from statetrack.ops.backends import no_triton, pick_backend
 from statetrack.ops.slstm.reference import SLSTMCell
 
 
@@ -21,8 +21,23 @@ def _scan():
     return slstm_scan
 
 
+def _triton():
+    from statetrack.ops.slstm.triton.backend import slstm_triton
+
+    return slstm_triton
+
+
 # "chunked" is the name of the plain PyTorch backend that "auto" takes; here its chunks are single steps.
-BACKENDS = {"reference": _reference, "chunked": _scan}
+BACKENDS = {"reference": _reference, "chunked": _scan, "triton": _triton}
+
+
+def _triton_refuses(x: Tensor) -> str | None:
+    """Why the Triton kernels cannot take these inputs, or None."""
+    if reason := no_triton(x):
+        return reason
+    from statetrack.ops.slstm.triton.backend import refuses
+
+    return refuses(x)
 
 
 def slstm(
@@ -40,7 +55,7 @@ def slstm(
     checks.check_shape(op, "R", R, (H, D, 4 * D), "(heads, width, 4 * width)")
     if checks.is_checked():
         checks.check_finite(op, x=x, R=R)
-    run = pick_backend(op, backend, x.device, BACKENDS)
+    run = pick_backend(op, backend, x.device, BACKENDS, {"triton": lambda: _triton_refuses(x)})
     # Autocast would run the products inside in half precision.
     with torch.autocast(x.device.type, enabled=False):
         h, state = run(x, R, initial_state)

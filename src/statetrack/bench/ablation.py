@@ -1,0 +1,154 @@
+"""What each small fused kernel is worth: the training step with and without it, in the same CUDA graph.
+
+A variant replaces one kernel by `torch.compile` of the op's reference, or by PyTorch's own fused form where
+that is the obvious alternative (AdamW). The last variant takes no fused layer kernel at all and compiles the
+whole model. The recurrences stay what they are in every variant. A kernel that is worth less than `KEEP` of
+every step it appears in should be deleted.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from statetrack.bench.gpu_steps import GpuTrainingStep, seconds_per_step
+from statetrack.experiments.tab_chomsky import PROTOCOL
+from statetrack.layers import model_config
+from statetrack.layers.fusion import fused
+from statetrack.ops.backends import replaced_op
+from statetrack.spec import EvaluationConfig, RunSpec
+from statetrack.tasks import task
+from statetrack.training.graph_step import GraphStep
+from statetrack.training.state import new_state
+
+KEEP = 0.03  # of a training step
+STEPS, ROUNDS = 200, 3  # a variant is timed this often, in turns with the others
+
+
+def specs() -> dict[str, RunSpec]:
+    """Steps of the paper's protocol: word problems, and formal languages with their mixed lengths."""
+    found = {f"S5, DeltaNet, {layers} layers": GpuTrainingStep(layers).spec for layers in (1, 5)}
+    training = replace(PROTOCOL, precision="bfloat16")
+    for name, mixer, layers in (("parity", "deltanet", 2), ("parity", "mamba", 2)):
+        model = model_config(mixer, layers=layers)
+        spec = RunSpec(task(name), model, training, EvaluationConfig())
+        found[f"{name}, {mixer}, {layers} layers"] = spec.resolved()
+    return found
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A way to carry out a step. `packs` False pads sequences of mixed lengths instead of packing them."""
+
+    name: str
+    ops: tuple[str, ...] = ()  # replaced by torch.compile of their reference
+    adamw: bool = True  # our two kernels for clipping, AdamW and the bfloat16 copies of the weights
+    packs: bool = True
+    compiled_model: bool = False
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            for op in self.ops:
+                stack.enter_context(replaced_op(op, torch.compile(_references()[op], dynamic=False)))
+            if not self.adamw:
+                stack.enter_context(replaced_op("adamw", None))
+            if self.compiled_model:
+                stack.enter_context(fused(False))
+            yield
+
+
+VARIANTS = (
+    Variant("as shipped"),
+    Variant("norms compiled", ("rms_norm", "add_rms_norm")),
+    Variant("SwiGLU compiled", ("swiglu",)),
+    Variant("cross-entropy compiled", ("cross_entropy",)),
+    Variant("embedding compiled", ("embedding",)),
+    Variant("AdamW of PyTorch (fused)", adamw=False),
+    Variant("padded instead of packed", packs=False),
+    Variant("whole model compiled", adamw=True, compiled_model=True),
+)
+
+
+def _references() -> dict[str, Callable[..., Any]]:
+    from statetrack.ops.cross_entropy.reference import cross_entropy_reference
+    from statetrack.ops.embedding.reference import embedding_reference
+    from statetrack.ops.rms_norm.reference import rms_norm_reference
+    from statetrack.ops.swiglu.reference import swiglu_reference
+
+    return {
+        "rms_norm": rms_norm_reference,
+        "add_rms_norm": rms_norm_reference,
+        "swiglu": swiglu_reference,
+        "cross_entropy": cross_entropy_reference,
+        "embedding": embedding_reference,
+    }
+
+
+def applies(variant: Variant, spec: RunSpec) -> bool:
+    """Whether the step has what the variant replaces."""
+    if "swiglu" in variant.ops and spec.model.mlp_ratio == 0:
+        return False
+    return variant.packs or spec.task.labels == "last"
+
+
+def ablation_report(keep: Callable[[dict[str, Any]], None]) -> None:
+    """Time every variant of every step, print milliseconds and the cost of doing without; `keep` gets all."""
+    rows: list[dict[str, Any]] = []
+    for name, spec in specs().items():
+        variants = [variant for variant in VARIANTS if applies(variant, spec)]
+        times = _times(spec, variants)
+        shipped = times["as shipped"]
+        print(f"\n{name}\n{'variant':<34}{'ms':>9}{'cost':>9}", flush=True)
+        for variant, seconds in times.items():
+            cost = None if seconds is None or shipped is None else seconds / shipped - 1
+            cells = (
+                f"{1e3 * seconds:>9.3f}{cost:>+9.1%}" if seconds and cost is not None else f"{'failed':>9}"
+            )
+            print(f"{variant:<34}{cells}", flush=True)
+            ms = None if seconds is None else 1e3 * seconds
+            rows.append({"step": name, "variant": variant, "ms": ms, "cost": cost})
+        keep({"ablation": rows})
+
+
+def _times(spec: RunSpec, variants: list[Variant]) -> dict[str, float | None]:
+    """The fastest of a few rounds, in seconds; rounds of variants take turns. None where one cannot run."""
+    works: dict[str, Callable[[], None]] = {}
+    best: dict[str, float | None] = {}
+    for variant in variants:
+        best[variant.name] = None
+        try:
+            works[variant.name] = _work(spec, variant)
+        except Exception as error:  # what torch.compile cannot take is a result, too
+            print(f"{variant.name}: {type(error).__name__}: {str(error).strip().splitlines()[0]}", flush=True)
+    for _ in range(ROUNDS):
+        for name, work in works.items():
+            seconds = seconds_per_step(work, STEPS)
+            before = best[name]
+            best[name] = seconds if before is None else min(before, seconds)
+    return best
+
+
+def _work(spec: RunSpec, variant: Variant) -> Callable[[], None]:
+    """A function that takes one step, captured already: what a variant replaces is in its graph."""
+    said: list[str] = []
+    state = new_state(spec, torch.device("cuda"))
+    step = GraphStep(spec, state, said.append)
+    if not variant.packs:
+        step.packer = None
+    if variant.compiled_model:
+        state.model.compile(dynamic=False)
+
+    def work() -> None:
+        with step.on_stream():
+            step()
+
+    with variant.active():
+        for _ in range(5):  # two eager steps, the capture, and replays
+            work()
+        torch.cuda.synchronize()
+    if not step.graphs:
+        raise RuntimeError(f"no CUDA graph: {' '.join(said)}")
+    return work

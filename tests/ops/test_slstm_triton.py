@@ -1,0 +1,78 @@
+"""The sLSTM's Triton kernels against the loop of the reference: outputs, last state and every gradient."""
+
+import pytest
+import torch
+from sm90 import assert_fits, compile_sm90
+
+from statetrack.ops.slstm import SLSTMCell, slstm
+from statetrack.ops.slstm.triton.kernels import backward_kernel, forward_kernel
+
+
+def inputs(B: int, T: int, H: int, D: int, with_state: bool, seed: int = 0):
+    generator = torch.Generator().manual_seed(seed)
+    x = 2 * torch.randn((B, T, H, 4, D), generator=generator)
+    R = torch.randn((H, D, 4 * D), generator=generator) / D**0.5
+    if not with_state:
+        return x, R, None
+    h, c, m = (torch.randn((B, H, D), generator=generator) for _ in range(3))
+    return x, R, SLSTMCell(h, c, 0.5 + torch.rand((B, H, D), generator=generator), m)
+
+
+def run(x, R, state, backend):
+    leaves = [x, R] + ([] if state is None else [state.h, state.c, state.n])
+    leaves = [y.clone().requires_grad_() for y in leaves]
+    cell = None if state is None else SLSTMCell(*leaves[2:], state.m)
+    h, last = slstm(*leaves[:2], initial_state=cell, backend=backend)
+    weights = torch.linspace(-1, 1, h.numel()).view_as(h)
+    # c and n alone depend on m; their quotient does not
+    loss = (h * weights).sum() + (last.c / last.n * weights[:, -1]).sum() + last.h.square().sum()
+    return [h, last.h, last.c / last.n, *torch.autograd.grad(loss, leaves)]
+
+
+@pytest.mark.parametrize("with_state", [False, True])
+@pytest.mark.parametrize(("B", "T", "H", "D"), [(1, 1, 1, 16), (17, 5, 2, 32), (3, 7, 2, 24), (2, 3, 1, 60)])
+def test_triton_matches_the_reference_forward_and_backward(B, T, H, D, with_state):
+    given = inputs(B, T, H, D, with_state)
+    expected = run(*given, "reference")
+    actual = run(*given, "triton")
+    for x, y in zip(actual, expected, strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-4, atol=2e-5)
+
+
+def test_two_halves_with_the_state_carried_are_one_pass():
+    x, R, _ = inputs(3, 8, 2, 16, False)
+    whole, _ = slstm(x, R, backend="triton")
+    first, state = slstm(x[:, :5], R, backend="triton")
+    second, _ = slstm(x[:, 5:], R, initial_state=state, backend="triton")
+    torch.testing.assert_close(torch.cat([first, second], 1), whole, rtol=1e-5, atol=1e-6)
+
+
+def test_without_gradients_the_last_state_is_the_same():
+    x, R, state = inputs(2, 6, 2, 16, True)
+    with torch.no_grad():
+        h, last = slstm(x, R, initial_state=state, backend="triton")
+    expected_h, expected = slstm(x, R, initial_state=state, backend="reference")
+    torch.testing.assert_close(h, expected_h, rtol=1e-4, atol=1e-5)
+    for a, b in zip(last, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_small_and_large_arguments_of_tanh_and_of_the_gates():
+    """The series near 0 meets the formula; gates far from 0 saturate without NaN."""
+    values = torch.tensor([-90.0, -5.0, -0.1415, -0.1413, -1e-4, 0.0, 1e-6, 0.14, 0.15, 3.0, 90.0])
+    x = torch.zeros(len(values), 2, 1, 4, 16)
+    x += values[:, None, None, None, None]
+    R = torch.zeros(1, 16, 64)
+    expected, _ = slstm(x, R, backend="reference")
+    actual, _ = slstm(x, R, backend="triton")
+    torch.testing.assert_close(actual, expected, rtol=3e-6, atol=1e-12)
+
+
+@pytest.mark.parametrize(("D", "warps"), [(32, 4), (64, 8)])
+def test_the_kernels_compile_for_sm_90_without_spills(D, warps):
+    module, fixed = "statetrack.ops.slstm.triton.kernels", {"D": D, "BD": D, "BB": 16}
+    for kernel, more in ((forward_kernel, {"SAVE": True}), (backward_kernel, {})):
+        constants, numbers = fixed | more, dict.fromkeys(("B", "T", "H"), "i32")
+        pointers = [name for name in kernel.arg_names if name not in constants | numbers]
+        types = dict.fromkeys(pointers, "*fp32") | numbers
+        assert_fits(compile_sm90(f"{module}:{kernel.__name__}", types, constants, warps))
