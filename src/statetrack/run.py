@@ -1,10 +1,11 @@
 """One JSON spec in, one results folder out: `python -m statetrack.run spec.json`. Needs torch and numpy only.
 
-results/<run_id>/spec.json            what was run
-                 metrics.jsonl        one row per log line: step, loss, lr, accuracy by length
-                 model.safetensors    the final weights
-                 done.json            written last: final metrics, machine, time, commit
+    results/<run_id>/spec.json            what was run
+                     metrics.jsonl        one row per log line: step, loss, lr, accuracy by length
+                     model.safetensors    the final weights
+                     done.json            written last: final metrics, machine, time, commit
 
+A run whose folder holds done.json is finished and is not repeated.
 Several processes: `torchrun --nproc-per-node 2 -m statetrack.run spec.json --parallel ddp`.
 """
 

@@ -62,10 +62,12 @@ class EvaluationConfig:
 
 @dataclass(frozen=True)
 class RunSpec:
-    """One run: task, model, training, evaluation and seed. Equal specs are the same run and share an `id`.
+    """One run: task, model, training, evaluation and seed.
 
-    spec = RunSpec(task("parity"), model_config("mamba", layers=2), TrainingConfig(steps=500), seed=1)
-    RunSpec.from_dict(spec.to_dict()) == spec.resolved()
+        spec = RunSpec(task("parity"), model_config("mamba", layers=2), TrainingConfig(steps=500), seed=1)
+        RunSpec.from_dict(spec.to_dict()) == spec.resolved()
+
+    Equal specs are the same run and share an `id`.
     """
 
     task: Task = field(default_factory=lambda: task("parity-dense"))

@@ -1,12 +1,14 @@
 """Regular languages and linear RNNs: compile an automaton to exact weights, explain what can track it.
 
-dfa = DFA.from_regex("(ab|ba)*", "ab")
-analyse(dfa)                      sizes, groups, Householder factors per letter
-compile_dfa(dfa).states("abba")   the automaton's states, computed by a linear recurrence
-compile_dfa(dfa).to_module()      the same as an nn.Module on the library's delta rule
-print(explain(dfa).text())        which model classes can track it, theorem by theorem
-factor(M)                         a matrix as generalised Householder factors
-obstruct.parity(A)                whether Theorem 1 excludes parity for A, with finite-precision states
+    dfa = DFA.from_regex("(ab|ba)*", "ab")
+    analyse(dfa)                      sizes, groups, Householder factors per letter
+    compile_dfa(dfa).states("abba")   the automaton's states, computed by a linear recurrence
+    compile_dfa(dfa).to_module()      the same as an nn.Module on the library's delta rule
+    print(explain(dfa).text())        which model classes can track it, theorem by theorem
+    factor(M)                         a matrix as generalised Householder factors
+    obstruct.parity(A)                whether Theorem 1 excludes parity for A, with finite-precision states
+
+The proofs are in docs/theory.md, the commands in docs/automata.md.
 """
 
 from statetrack.automata import obstruct

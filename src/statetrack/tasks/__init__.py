@@ -38,10 +38,12 @@ TASKS: dict[str, Task] = {
 def task(name: str, alphabet: str | None = None) -> Task:
     """The task of this name, with its defaults.
 
-    task("parity"), task("s5-swaps")          a name in `TASKS`
-    task("regex:(ab|ba)*", alphabet="ab")     the states of the automaton of a regex
-    task("dfa:FILE.json"), task("group:S5")   of an automaton in a file, or of a named group
-    task("jsonl:FILE")                        sequences with labels, stored in a file
+        task("parity"), task("s5-swaps")          a name in `TASKS`
+        task("regex:(ab|ba)*", alphabet="ab")     the states of the automaton of a regex
+        task("dfa:FILE.json"), task("group:S5")   of an automaton in a file, or of a named group
+        task("jsonl:FILE")                        sequences with labels, stored in a file
+
+    An unknown name is a `UserError` that suggests the nearest one.
     """
     if name.startswith(PREFIXES):
         return automaton_task(name, alphabet)
