@@ -21,6 +21,8 @@ from torch.nn.modules import module as torch_modules
 from statetrack.errors import unknown_name
 
 CHOICES = {"auto": None, "0": False, "1": True}
+WEIGHT_TYPES = (nn.Parameter, Tensor)
+BIAS_TYPES = (type(None), nn.Parameter, Tensor)
 
 
 def _from_environment() -> bool | None:
@@ -74,20 +76,19 @@ def is_plain(kind: type[nn.Module], module: nn.Module) -> bool:
     that are a subclass of Tensor (quantised, distributed). `torch.func.functional_call` may put ordinary
     tensors in the place of parameters.
     """
-    if (
-        type(module) is not kind
-        or module._forward_pre_hooks
-        or module._forward_hooks
-        or module._backward_pre_hooks
-        or module._backward_hooks
-        or "forward" in module.__dict__
-    ):
+    if type(module) is not kind:
         return False
-    parameters = module._parameters
-    if type(parameters.get("weight")) not in (nn.Parameter, Tensor):
-        return False
-    bias = parameters.get("bias")
-    return bias is None or type(bias) in (nn.Parameter, Tensor)
+    attributes = module.__dict__
+    parameters = attributes["_parameters"]
+    return not (
+        attributes["_forward_pre_hooks"]
+        or attributes["_forward_hooks"]
+        or attributes["_backward_pre_hooks"]
+        or attributes["_backward_hooks"]
+        or "forward" in attributes
+        or type(parameters.get("weight")) not in WEIGHT_TYPES
+        or type(parameters.get("bias")) not in BIAS_TYPES
+    )
 
 
 def joins(x: Tensor, *linears: nn.Module) -> bool:
