@@ -153,6 +153,8 @@ def _left_out(parent: ast.AST, field: str, child: ast.AST) -> bool:
         return True
     if isinstance(child, ast.keyword) and child.arg in GUARDS:
         return True
+    if isinstance(child, ast.Subscript) and ast.unparse(child.value) in ("Literal", "Callable"):
+        return True  # a type hint with a name
     if isinstance(parent, ast.If) and field in ("test", "body") and "__name__" in ast.unparse(parent.test):
         return True
     if isinstance(parent, ast.Assign) and any(

@@ -258,6 +258,19 @@ def test_word_problems_are_measured_inside_and_far_beyond_the_training_length(le
     assert found == {tuple(sorted(inside | set(range(length, 501, 10)) | doublings | {500}))}
 
 
+def test_shorter_word_problems_are_measured_every_quarter_of_the_training_length(runs):
+    found = {}
+    for name, scale in (("fig-z60", "quick"), ("fig-z60", "smoke")):
+        for run in runs[name, scale]:
+            found[scale, run.panel] = run.spec.evaluation.eval_lengths
+    assert found == {
+        ("quick", "Z60"): (4, 8, 12, 16, 20, 24, 28, 32, *range(40, 129, 8)),
+        ("quick", "Z60, 2 tokens"): (8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128),
+        ("smoke", "Z60"): (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16),
+        ("smoke", "Z60, 2 tokens"): (2, 4, 6, 8, 10, 12, 14, 16),
+    }
+
+
 def test_the_diagonal_toy_is_trained_as_the_formal_languages(runs):
     cells = groups(runs["fig-parity", "paper"])
     assert list(cells) == [("Parity", f"Diagonal LRNN {r}") for r in RANGES]

@@ -1,5 +1,7 @@
 """The demo and the runs beside `explain`: what exactly they train, typed by hand."""
 
+from dataclasses import replace
+
 import pytest
 
 from statetrack.automata import DFA, explain
@@ -154,3 +156,10 @@ def test_a_measured_class_as_plain_data():
 def test_a_single_state_is_nothing_to_train(regex):
     with pytest.raises(UserError, match="single state"):
         planned(DFA.from_regex(regex, "ab"))
+
+
+def test_where_nothing_is_settled_there_is_nothing_to_train():
+    found = explain(DFA.from_regex("(aa|b)*", "ab"))
+    unsettled = replace(found, verdicts=[replace(v, answer="unknown") for v in found.verdicts])
+    with pytest.raises(UserError, match="no class is both settled and small enough"):
+        verdicts.runs(unsettled, 10, 8)

@@ -78,6 +78,7 @@ def diffs(mutations, source):
         ("a = f(x, b=y)", ["f(x)"]),
         ("a = f(x, device=y)", []),
         ("a: int = x", []),
+        ("a = Literal['live', 'dead']", []),
         ("a = f'{x + 1}'", []),
     ],
 )
