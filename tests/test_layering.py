@@ -13,6 +13,7 @@ ROOT = Path(__file__).parent.parent / "src/statetrack"
 # A package or module may import those on the lines above its own.
 LEVELS = (
     ("errors",),
+    ("plugins", "provenance"),
     ("config", "files", "exit_codes"),
     ("ops",),
     ("automata", "layers"),
@@ -50,7 +51,7 @@ EXTRAS = {
 }
 
 # Names that train; a report may read what runs wrote, and start none.
-TRAINS = {"train", "run", "running", "sweep", "ray_sweep", "TrainingStep"}
+TRAINS = {"train", "run", "running", "sweep", "ray_sweep", "GraphStep", "ShardedStep"}
 
 
 class Import(NamedTuple):
