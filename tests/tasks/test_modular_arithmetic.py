@@ -224,3 +224,23 @@ def test_wrong_tasks_and_texts_are_refused():
         BracketArithmetic().encode("7=")
     with pytest.raises(UserError, match="expected 3 <= low <= high"):
         BracketArithmetic().sample(1, (2, 9), torch.Generator())
+
+
+@pytest.mark.parametrize("multiplication", [True, False])
+def test_trees_drawn_in_one_kernel_follow_the_grammar_and_have_the_values_of_a_calculator(
+    multiplication, monkeypatch
+):
+    """What a GPU does, here in Triton's interpreter: the same splits, digits and operators in law."""
+    of = BracketArithmetic(multiplication=multiplication)
+    generator = torch.Generator().manual_seed(0)
+    lengths = of.draw_lengths(300, (3, 40), generator)
+    monkeypatch.setattr(BracketArithmetic, "capturable", lambda self, device: True)
+    batch = of.fill(lengths, generator, 40)
+    assert torch.equal(of.label(batch.inputs).targets, batch.targets)
+    for text, length in zip(map(of.decode, batch.inputs), lengths.tolist(), strict=True):
+        assert len(text) == max(length, 5) - 2
+        shape(text.removesuffix("="))
+    symbols = "".join(map(of.decode, batch.inputs))
+    assert ("*" in symbols) == multiplication
+    splits = [left / (size - 4) for text in map(of.decode, batch.inputs) for left, size in shape(text[:-1])]
+    assert 0.5 < sum(splits) / len(splits) < 0.7  # mean of 1 .. L - 4 over L - 4, lengths mixed

@@ -46,7 +46,7 @@ def test_facts_of_a_task(name):
         of.train_lengths,
         of.eval_lengths,
         of.shortest,
-        of.drawn_without_looking,
+        of.capturable(torch.device("cpu")),
     ) == FACTS[name]
 
 

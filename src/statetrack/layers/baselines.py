@@ -46,7 +46,11 @@ class DenseTransition(Mixer):
             raise UserError(
                 f"DenseTransition: the state has batch size {state.shape[0]}, expected {x.shape[0]} as x has."
             )
-        H = torch.eye(self.size).to(A).expand(x.shape[0], -1, -1) if state is None else state
+        H = (
+            torch.eye(self.size, device=A.device, dtype=A.dtype).expand(x.shape[0], -1, -1)
+            if state is None
+            else state
+        )
         states = []
         for A_t in A.unbind(1):
             H = A_t @ H
@@ -57,7 +61,11 @@ class DenseTransition(Mixer):
 
     def _transitions(self, x: Tensor) -> Tensor:
         change = at_least_float32(self.to_transition(x)).unflatten(-1, (self.size, self.size))
-        return change + torch.eye(self.size).to(change)
+        return change + self._identity(change)
+
+    def _identity(self, like: Tensor) -> Tensor:
+        """Made on the device: a copy from the CPU could not be part of a CUDA graph."""
+        return torch.eye(self.size, device=like.device, dtype=like.dtype)
 
     @torch.no_grad()
     def transition_eigenvalues(self, x: Tensor) -> Tensor:

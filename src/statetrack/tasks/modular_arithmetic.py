@@ -11,6 +11,8 @@ from torch import Generator, Tensor
 
 from statetrack.errors import UserError, unknown_name
 from statetrack.ops import run_automaton
+from statetrack.ops.backends import prefers_triton
+from statetrack.ops.bracket_expressions import bracket_expressions
 from statetrack.tasks.task import IGNORE, Batch, Task
 
 OPERATORS = ("+", "-", "*")
@@ -71,9 +73,11 @@ class Arithmetic(Task):
         symbols = self.symbols
         return "".join(symbols[i] for i in tokens.tolist()).rstrip(PAD)
 
-    def label(self, inputs: Tensor) -> Batch:
-        """The batch of given expressions (B, T), each ended by `=`: the value is the target there."""
-        answers = calculate(inputs, self.symbols, self.modulus) + self.symbols.index("0")
+    def label(self, inputs: Tensor, values: Tensor | None = None) -> Batch:
+        """The batch of given expressions (B, T), each ended by `=`: its value (B,) is the target there."""
+        if values is None:
+            values = calculate(inputs, self.symbols, self.modulus)
+        answers = values + self.symbols.index("0")
         asked = inputs == self.symbols.index("=")
         return Batch(inputs, torch.where(asked, answers[:, None], IGNORE))
 
@@ -131,8 +135,6 @@ class BracketArithmetic(Arithmetic):
 
     multiplication: bool = True
 
-    drawn_without_looking = False  # the number of subexpressions per level of the trees is random
-
     @property
     def symbols(self) -> tuple[str, ...]:
         return (*self.digits, *OPERATORS, "(", ")", "=", PAD)
@@ -141,16 +143,31 @@ class BracketArithmetic(Arithmetic):
         """Uniform, but at least 5."""
         return super().draw_lengths(batch, lengths, generator).clamp(min=5)
 
+    def capturable(self, device: torch.device) -> bool:
+        """Where one kernel draws the trees. Elsewhere the number of subexpressions per level is random."""
+        return device.type == "cuda" and prefers_triton(torch.empty(0, device=device))
+
     def fill(self, lengths: Tensor, generator: Generator, width: int | None = None) -> Batch:
         ids = {symbol: i for i, symbol in enumerate(self.symbols)}
         size = lengths.clamp(min=5) - 3  # of the expression
         B, device = lengths.numel(), generator.device
         longest = int(size.max()) if width is None else max(width, 5) - 3
         inputs = torch.randint(self.modulus, (B, longest + 1), generator=generator, device=device)
-        self._grow(inputs, size, generator)
+        values = None
+        if self.capturable(device):
+            inputs, values = self._draw_trees(inputs, size, generator)
+        else:
+            self._grow(inputs, size, generator)
         position = torch.arange(longest + 1, device=device)
         inputs = inputs.masked_fill(position == size[:, None], ids["="])
-        return self.label(inputs.masked_fill(position > size[:, None], ids[PAD]))
+        return self.label(inputs.masked_fill(position > size[:, None], ids[PAD]), values)
+
+    def _draw_trees(self, digits: Tensor, size: Tensor, generator: Generator) -> tuple[Tensor, Tensor]:
+        """Tokens (B, T) and values (B,) of random trees with these digits, in one kernel."""
+        like = {"generator": generator, "device": digits.device}
+        operators = torch.randint(len(OPERATORS) if self.multiplication else 2, digits.shape, **like)
+        splits = torch.rand(digits.shape, dtype=torch.float64, **like)
+        return bracket_expressions(size, digits, operators, splits, self.modulus)
 
     def _grow(self, inputs: Tensor, size: Tensor, generator: Generator) -> None:
         """Write the symbols of random trees over `inputs` (B, T), which holds random digits.

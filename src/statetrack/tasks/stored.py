@@ -45,7 +45,6 @@ class StoredTask(Task):
     """
 
     labels = "given"
-    drawn_without_looking = False
 
     @abstractmethod
     def sequences(self, split: Split) -> Sequences:
@@ -63,6 +62,9 @@ class StoredTask(Task):
         low, high = int(lengths.min()), int(lengths.max())
         edges = {low + (high - low) * i // BINS for i in range(BINS + 1)}
         return tuple(sorted(edges)) if len(edges) > 1 else (low, low + 1)
+
+    def capturable(self, device: torch.device) -> bool:
+        return False
 
     def fill(self, lengths: Tensor, generator: Generator, width: int | None = None) -> Batch:
         raise UserError(f"{type(self).__name__}: its sequences are stored and cannot be drawn by length.")

@@ -43,8 +43,6 @@ class Task(ABC):
     train_lengths: ClassVar[tuple[int, int]]  # drawn uniformly, both ends included
     eval_lengths: ClassVar[tuple[int, ...]]  # where accuracy is reported; bin edges for "last"
     shortest: ClassVar[int] = 1
-    # Whether `fill` with a width runs the same operations whatever it draws, as a CUDA graph requires.
-    drawn_without_looking: ClassVar[bool] = True
 
     @property
     @abstractmethod
@@ -67,6 +65,10 @@ class Task(ABC):
 
         Without a width they are padded to the longest, which on a GPU synchronises to read `lengths`.
         """
+
+    def capturable(self, device: torch.device) -> bool:
+        """Whether `fill` with a width runs the same operations whatever it draws, as CUDA graphs require."""
+        return True
 
     def sample(self, batch: int, lengths: tuple[int, int], generator: Generator) -> Batch:
         """`batch` sequences with lengths uniform in [low, high]; mixed lengths are padded to `high`."""

@@ -55,7 +55,7 @@ class DrawnSource:
     """Fresh sequences in every step. Each rank draws the whole batch, from equal generators, and cuts it."""
 
     def __init__(self, spec: RunSpec, device: torch.device):
-        self.spec, self.capturable = spec, spec.task.drawn_without_looking
+        self.spec, self.capturable = spec, spec.task.capturable(device)
         # the length of a dense batch: a graph reads it where it is
         self.length, self.length_there = torch.zeros((), dtype=torch.long, device=device), 0
         self.drawn: tuple[int, Batch] | None = None  # the step that is being cut, and its batch
