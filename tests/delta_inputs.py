@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from statetrack.ops import delta_rule
+from statetrack.ops.delta_rule import delta_rule
 
 
 def random_inputs(

@@ -2,7 +2,7 @@
 
 import torch
 
-from statetrack.ops import selective_scan
+from statetrack.ops.selective_scan import selective_scan
 
 RANGES = ("[0,1]", "[-1,1]")
 EXTRAS = ("D", "z", "delta_bias", "initial_state")

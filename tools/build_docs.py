@@ -24,6 +24,18 @@ TEMPLATES = Path(__file__).with_name("docs_templates")
 MODULES = (
     "statetrack",
     "statetrack.ops",
+    "statetrack.ops.automaton_run",
+    "statetrack.ops.bracket_expressions",
+    "statetrack.ops.cross_entropy",
+    "statetrack.ops.delta_rule",
+    "statetrack.ops.embedding",
+    "statetrack.ops.mlstm",
+    "statetrack.ops.pack",
+    "statetrack.ops.rms_norm",
+    "statetrack.ops.selective_scan",
+    "statetrack.ops.short_convolution",
+    "statetrack.ops.slstm",
+    "statetrack.ops.swiglu",
     "statetrack.layers",
     "statetrack.tasks",
     "statetrack.automata",
@@ -54,8 +66,8 @@ def build_api(output: Path, pages: list[str]) -> None:
     render.configure(docformat="markdown", template_directory=TEMPLATES, footer_text="")
     render.env.globals |= {"pages": [(html_name(page), title_of(page)) for page in pages if is_guide(page)]}
     modules = {}
-    for name in MODULES:
-        module = importlib.import_module(name)
+    imported = {name: importlib.import_module(name) for name in MODULES}
+    for name, module in imported.items():
         for public in module.__all__:
             getattr(module, public)  # names that load on first access, which pdoc would take for modules
         modules[name] = doc.Module(module)

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from statetrack.automata import DFA, compile_dfa
 from statetrack.errors import UserError
-from statetrack.ops import checked
+from statetrack.ops.checks import checked
 
 
 def expected_states(dfa: DFA, tokens: torch.Tensor) -> torch.Tensor:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from delta_inputs import OPTIONS, SPREAD, largest_error, random_inputs, run
 
-from statetrack.ops import delta_rule
+from statetrack.ops.delta_rule import delta_rule
 
 pytestmark = pytest.mark.gpu
 

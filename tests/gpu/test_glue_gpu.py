@@ -7,16 +7,12 @@ import torch
 import torch.nn.functional as F
 
 from statetrack.layers import build
-from statetrack.ops import (
-    add_rms_norm,
-    convolved_split,
-    cross_entropy,
-    embedding,
-    rms_norm,
-    short_convolution,
-    swiglu,
-)
 from statetrack.ops.adamw import recorded_adamw
+from statetrack.ops.cross_entropy import cross_entropy
+from statetrack.ops.embedding import embedding
+from statetrack.ops.rms_norm import add_rms_norm, rms_norm
+from statetrack.ops.short_convolution import convolved_split, short_convolution
+from statetrack.ops.swiglu import swiglu
 
 pytestmark = pytest.mark.gpu
 ROWS, BF16 = 16_896, torch.bfloat16

@@ -6,7 +6,8 @@ import pytest
 import torch
 from triton import knobs
 
-from statetrack.ops import delta_rule, selective_scan
+from statetrack.ops.delta_rule import delta_rule
+from statetrack.ops.selective_scan import selective_scan
 
 pytestmark = pytest.mark.gpu
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from statetrack.ops import selective_scan
+from statetrack.ops.selective_scan import selective_scan
 from statetrack.ops.selective_scan.arguments import ScanInputs, ScanOptions
 from statetrack.ops.selective_scan.reference import selective_scan_reference
 

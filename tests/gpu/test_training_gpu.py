@@ -8,7 +8,7 @@ import torch
 
 from statetrack.files import load_tensors
 from statetrack.layers import model_config
-from statetrack.ops import checked
+from statetrack.ops.checks import checked
 from statetrack.ops.triton_runtime import compile_ahead as triton_ahead
 from statetrack.run import run
 from statetrack.spec import EvaluationConfig, RunSpec, TrainingConfig

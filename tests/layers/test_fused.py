@@ -5,7 +5,7 @@ import torch
 
 from statetrack.layers import build
 from statetrack.layers.fusion import fused, joined_product
-from statetrack.ops import cross_entropy
+from statetrack.ops.cross_entropy import cross_entropy
 
 CASES = {
     "no convolution": ("deltanet-no-conv", {}),

@@ -1,4 +1,5 @@
-"""Compile a Triton kernel for Hopper (sm_90) on a machine that needs no GPU, and read what it costs.
+"""Compile a Triton kernel for Hopper (sm_90) or another GPU, on a machine without one, and read what it
+costs.
 
 Compilation runs in a process of its own: under pytest this one has Triton's interpreter switched on.
 """
@@ -19,7 +20,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-def usage(name, types, constants, options):
+def usage(name, types, constants, options, capability):
     module, function = name.split(":")
     kernel = getattr(importlib.import_module(module), function)
     names = kernel.arg_names
@@ -29,7 +30,7 @@ def usage(name, types, constants, options):
         constexprs={(names.index(name),): value for name, value in constants.items()},
         attrs={(names.index(name),): [["tt.divisibility", 16]] for name in types if types[name][0] == "*"},
     )
-    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     tools = pathlib.Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
         cubin.write(compiled.asm["cubin"])
@@ -62,19 +63,20 @@ def compile_sm90(
     num_warps: int,
     num_stages: int = 3,
     registers: int | None = None,
+    capability: int = 90,
 ) -> Compiled:
     """Compile `kernel`, given as "module:function".
 
     `types` names every run-time argument ("*fp32", "*bf16", "i32", "fp32", ...); pointers count as aligned
-    to 16 bytes, as torch allocates them. `constants` names every constexpr, `registers` the most a thread may
-    have, if that is limited.
+    to 16 bytes, as torch allocates them. `constants` names every constexpr, `registers` the limit per
+    thread, if there is one. `capability` is 10 times that of the GPU: 90 for Hopper, 89 for Ada.
     """
     options = {"num_warps": num_warps, "num_stages": num_stages}
     options |= {"maxnreg": registers} if registers else {}
     worker = _worker()
     assert worker.stdin is not None
     assert worker.stdout is not None
-    worker.stdin.write(json.dumps([kernel, types, constants, options]) + "\n")
+    worker.stdin.write(json.dumps([kernel, types, constants, options, capability]) + "\n")
     worker.stdin.flush()
     answer = next((line for line in worker.stdout if line.startswith("ANSWER ")), None)
     if answer is None:
@@ -82,7 +84,7 @@ def compile_sm90(
         raise RuntimeError(f"{kernel} ended the compiler, with exit code {worker.wait()}.")
     kind, report, *shared = json.loads(answer.removeprefix("ANSWER "))
     if kind == "error":
-        raise RuntimeError(f"{kernel} does not compile for sm_90:\n{report[-3000:]}")
+        raise RuntimeError(f"{kernel} does not compile for sm_{capability}:\n{report[-3000:]}")
     usage = {name: int(number) for name, number in re.findall(r"([A-Z]+):(\d+)", report)}
     return Compiled(usage["REG"], usage["STACK"], usage["LOCAL"], shared[0])
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from statetrack.errors import UserError
-from statetrack.ops import run_automaton
+from statetrack.ops.automaton_run import run_automaton
 from statetrack.tasks.groups import group
 
 

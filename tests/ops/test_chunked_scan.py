@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from scan_inputs import EXTRAS, RANGES, assert_same, random_inputs, run
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from statetrack.ops import selective_scan
-from statetrack.ops.selective_scan import blocked_scan
+from statetrack.ops.selective_scan import blocked_scan, selective_scan
 
 
 @pytest.mark.parametrize("eigenvalues", RANGES)

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from statetrack.errors import UserError
-from statetrack.ops import convolved_split, short_convolution
+from statetrack.ops.short_convolution import convolved_split, short_convolution
 from statetrack.ops.short_convolution.triton import backend as triton_backend
 
 

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from statetrack.errors import UserError
-from statetrack.ops import cross_entropy
+from statetrack.ops.cross_entropy import cross_entropy
 
 
 def inputs(rows=33, classes=121, dtype=torch.float32):

@@ -7,27 +7,30 @@ import torch
 from sm90 import assert_fits, compile_sm90
 
 from statetrack.ops.delta_rule.triton.plan import constants, make_plan, unrolled
+from statetrack.ops.triton_runtime.sizes import HOPPER, GpuLimits
 
-PACKAGE = "statetrack.ops.delta_rule"
-FUSED, FUSED_BACK = f"{PACKAGE}.triton_kernels", f"{PACKAGE}.triton_back_kernels"
-CHUNKED, CHUNKED_BACK = f"{PACKAGE}.triton_chunk_kernels", f"{PACKAGE}.triton_chunk_back_kernels"
-SHORT_KERNELS = ("fused", "fused_back")
+PACKAGE = "statetrack.ops.delta_rule.triton"
+SHORT_KERNELS = ("short_forward", "short_backward")
 FORWARD_KERNELS = ("prepare", "prepare_narrow", "sweep", "outputs")
-BACKWARD_KERNELS = ("prepare_back", "sweep_back", "gradients", "gradients_q", "gradients_k")
-PAIR_KERNELS = ("join", "sweep_pairs", "sweep_pairs_back")
+BACKWARD_KERNELS = ("prepare_backward", "sweep_backward", "gradients", "gradients_q", "gradients_k")
+PAIR_KERNELS = ("join_pairs", "sweep_pairs", "sweep_pairs_backward")
 LONG_KERNELS = FORWARD_KERNELS + BACKWARD_KERNELS + PAIR_KERNELS
-MODULES = {"fused": FUSED, "fused_back": FUSED_BACK}
-MODULES |= dict.fromkeys(FORWARD_KERNELS, CHUNKED) | {"prepare_narrow": f"{PACKAGE}.triton_narrow_kernels"}
-MODULES |= dict.fromkeys(BACKWARD_KERNELS, CHUNKED_BACK)
-MODULES |= dict.fromkeys(PAIR_KERNELS, f"{PACKAGE}.triton_pair_kernels")
-FLOATS = ("state", "final", "A", "corner", "X", "norms", "dfinal", "dstate", "beta", "g", "dbeta", "dg")
-OFFSETS = ("cu_seqlens", "first_chunk", "table")
-KEPT = ("M", "E", "U", "states", "dstates", "dM_kept")
+MODULES = {name: f"{PACKAGE}.{name}" for name in SHORT_KERNELS}
+MODULES |= dict.fromkeys(FORWARD_KERNELS, f"{PACKAGE}.chunk_forward")
+MODULES |= {"prepare_narrow": f"{PACKAGE}.chunk_prepare_narrow"}
+MODULES |= dict.fromkeys(BACKWARD_KERNELS, f"{PACKAGE}.chunk_backward")
+MODULES |= dict.fromkeys(PAIR_KERNELS, f"{PACKAGE}.chunk_pairs")
+FLOATS = ("initial_state", "final_state", "inverse", "inverse_rows", "inverse_norms", "corner", "beta", "g")
+FLOATS += ("dfinal_state", "dinitial_state", "dbeta", "dg")
+OFFSETS = ("cu_seqlens", "first_chunk", "chunk_table")
+SAVED = ("A", "E", "U", "states", "dstates", "dA_saved")
 SIZES = {"T": "i32", "H": "i32", "scale": "fp32"}
 NAMES = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16"}
 
 
-def compile_as_launched(kernel, K, V, steps, programs, dtype, *, everything=False, logits=False):
+def compile_as_launched(
+    kernel, K, V, steps, programs, dtype, *, everything=False, logits=False, gpu=HOPPER, capability=90
+):
     """Compile one kernel with the constants its plan gives it.
 
     `everything` turns every option on. `logits` takes betas from them and makes the last state, or takes its
@@ -35,7 +38,8 @@ def compile_as_launched(kernel, K, V, steps, programs, dtype, *, everything=Fals
     """
     # the kernels for short sequences know no gate and no first state
     packed = everything and kernel not in PAIR_KERNELS
-    plan = make_plan(K, V, steps, programs, dtype, kernel in SHORT_KERNELS or not everything, packed)
+    plain = kernel in SHORT_KERNELS or not everything
+    plan = make_plan(K, V, steps, programs, dtype, plain, packed, gpu)
     function = f"{kernel}_kernel"
     if kernel.startswith("gradients"):
         apart = plan.gradients_q is not None and not everything  # everything includes a gate
@@ -45,39 +49,39 @@ def compile_as_launched(kernel, K, V, steps, programs, dtype, *, everything=Fals
     launch = getattr(plan, kernel)
     if launch is None or (kernel == "prepare_narrow" and everything):  # which has no gate
         return None
-    flags = dict.fromkeys(("GATED", "PACKED", "STATE", "DSTATE"), everything)
-    flags |= {"L2NORM": True, "SAVE": True, "SIGMOID": 2.0 if everything or logits else 0.0}
-    flags |= dict.fromkeys(("LOGITS", "FINAL"), everything or logits)
+    flags = dict.fromkeys(("GATED", "PACKED", "HAS_INITIAL_STATE"), everything)
+    flags |= dict.fromkeys(("L2NORM", "SAVE", "SAVE_STATES"), True)
+    flags["BETA_FROM_LOGITS"] = 2.0 if everything or logits else None
+    flags |= dict.fromkeys(("OUTPUT_FINAL_STATE", "HAS_DFINAL_STATE"), everything or logits)
     flags |= {
-        "READ": plan.outputs is None,
-        "PREPARED": plan.prepare_back is not None,
-        "DQ": kernel != "gradients_k",
-        "DK": kernel != "gradients_q",
+        "WRITE_OUTPUTS": plan.outputs is None,
+        "PREPARED": plan.prepare_backward is not None,
+        "COMPUTE_DQ": kernel != "gradients_k",
+        "COMPUTE_DK": kernel != "gradients_q",
     }
-    flags |= unrolled(plan, steps, 2 if everything else 1, everything)
+    householders = 2 if everything else 1
+    flags |= unrolled(plan, steps, householders, everything)
+    flags |= {"SPLIT": "bf16", "OUT": "bf16x3"}  # here kernels are compiled, though others are interpreted
     names = getattr(importlib.import_module(MODULES[kernel]), function).arg_names
-    values = constants(plan, kernel, names, (K, V, 2 if everything else 1), flags)
+    values = constants(plan, kernel, names, K, V, householders, flags)
     names, constant = names[: -len(values)], dict(zip(names[-len(values) :], values, strict=True))
-    if "OUT" in constant:
-        constant["OUT"] = plan.out  # which the interpreter does not take
-    if "WHOLE" in constant:
-        constant["WHOLE"] = False  # likewise
 
     def type_of(name):
         if name in FLOATS:
             return "*fp32"
         if name in OFFSETS:
             return "*i64"
-        return SIZES.get(name) or NAMES[plan.dtype if name in KEPT else dtype]
+        return SIZES.get(name) or NAMES[plan.saved_dtype if name in SAVED else dtype]
 
     types = {name: type_of(name) for name in names}
     name = f"{MODULES[kernel]}:{function}"
-    return compile_sm90(name, types, constant, launch.warps, registers=launch.registers)
+    options = {"registers": launch.registers, "capability": capability}
+    return compile_sm90(name, types, constant, launch.warps, **options)
 
 
 # shape (K, V, steps, programs, dtype), and the bytes that may spill: as they are, with logits and a last
 # state, and packed with every option. Few chunks are unrolled, with a first step of its own where that saves
-# one, and packed sequences run in a loop; float32 digits and addresses of rows do not all fit the unrolled
+# one, and packed sequences run in a loop; float32 terms and addresses of rows do not all fit the unrolled
 # backward.
 SHORT = [
     ((32, 32, 32, 2048, torch.float32), (192, 328, 48)),
@@ -136,3 +140,28 @@ def test_narrow_chunks_are_prepared_from_logits():
 def test_kernels_with_every_option_compile(kernel, shape, spilled):
     if compiled := compile_as_launched(kernel, *shape, everything=True):
         assert_fits(compiled, spilled)
+
+
+# the kernels that take most, on an Ada GPU: few and many sequences of wide heads
+SMALLER = [
+    (99, "sweep_pairs", (128, 128, 2048, 4, torch.bfloat16)),
+    (99, "sweep_pairs_backward", (128, 128, 2048, 4, torch.bfloat16)),
+    (64, "sweep_backward", (128, 128, 2048, 4, torch.bfloat16)),
+    (64, "sweep_backward", (128, 128, 2048, 300, torch.bfloat16)),
+    (64, "sweep_backward", (256, 256, 2048, 4, torch.float32)),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kilobytes", "kernel", "shape"), SMALLER)
+def test_kernels_fit_the_shared_memory_of_smaller_gpus(kilobytes, kernel, shape):
+    gpu = GpuLimits(multiprocessors=72, shared_memory=kilobytes * 1024)
+    compiled = compile_as_launched(kernel, *shape, gpu=gpu, capability=89)
+    assert compiled is not None
+    assert compiled.shared <= gpu.shared_memory
+
+
+def test_pairs_of_chunks_are_not_used_where_they_do_not_fit():
+    shape = 128, 128, 2048, 4, torch.bfloat16, True, False
+    assert make_plan(*shape, GpuLimits(72, 99 * 1024)).sweep_pairs is not None
+    assert make_plan(*shape, GpuLimits(72, 64 * 1024)).sweep_pairs is None

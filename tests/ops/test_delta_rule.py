@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from statetrack.errors import UserError
-from statetrack.ops import checked, delta_rule
+from statetrack.ops.checks import checked
+from statetrack.ops.delta_rule import delta_rule
 from statetrack.ops.delta_rule.layout import DenseLayout, PackedLayout, chunk_length
 
 NAMES = ("q", "k", "v", "beta", "g", "initial_state")

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from statetrack.errors import UserError
-from statetrack.ops import embedding
+from statetrack.ops.embedding import embedding
 
 
 def inputs(count=33, V=121, D=128, dtype=torch.float32):

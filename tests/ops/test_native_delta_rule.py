@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from statetrack.errors import UserError
-from statetrack.ops import delta_rule
+from statetrack.ops.delta_rule import delta_rule
 from statetrack.ops.native import library
 
 pytestmark = pytest.mark.skipif(library.ABSENT is not None, reason="the native library was not built")

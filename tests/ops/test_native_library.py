@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from statetrack.ops import delta_rule, selective_scan
+from statetrack.ops.delta_rule import delta_rule
 from statetrack.ops.native import library
+from statetrack.ops.selective_scan import selective_scan
 
 built = pytest.mark.skipif(library.ABSENT is not None, reason="the native library was not built")
 ROOT = Path(__file__).parents[2]
@@ -107,7 +108,7 @@ import torch
 import statetrack.ops.native
 statetrack.ops.native.FILE = Path("nowhere.so")
 from statetrack import delta_rule
-from statetrack.ops import selective_scan
+from statetrack.ops.selective_scan import selective_scan
 x = torch.randn(1, 5, 2, 4, requires_grad=True)
 for _ in range(2):
     print(delta_rule(x, x, x, x[..., 0].sigmoid())[0].grad_fn.name())

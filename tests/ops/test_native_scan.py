@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from scan_inputs import EXTRAS, RANGES, run
 
 from statetrack.errors import UserError
-from statetrack.ops import selective_scan
 from statetrack.ops.native import library
+from statetrack.ops.selective_scan import selective_scan
 
 pytestmark = pytest.mark.skipif(library.ABSENT is not None, reason="the native library was not built")
 random_inputs = functools.partial(scan_inputs.random_inputs, B=2, T=19)

@@ -4,7 +4,8 @@ import doctest
 
 import pytest
 
-from statetrack.ops import selective_scan, short_convolution
+from statetrack.ops.selective_scan import selective_scan
+from statetrack.ops.short_convolution import short_convolution
 
 
 @pytest.mark.parametrize("op", [selective_scan, short_convolution], ids=lambda op: op.__name__)

@@ -11,7 +11,8 @@ import torch
 from scan_inputs import DEVICE, EXTRAS, layer_inputs, run
 
 from statetrack.errors import UserError
-from statetrack.ops import checked, selective_scan
+from statetrack.ops.checks import checked
+from statetrack.ops.selective_scan import selective_scan
 
 TIMED = ("u", "delta", "B", "C", "z")
 LENGTHS = [3, 0, 1, 9, 4, 6, 0]

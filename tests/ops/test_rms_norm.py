@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from statetrack.errors import UserError
-from statetrack.ops import add_rms_norm, rms_norm
+from statetrack.ops.rms_norm import add_rms_norm, rms_norm
 
 WIDTHS = [(1, 24), (3, 60), (33, 128), (5, 200), (130, 32), (2, 3000)]
 

@@ -6,7 +6,8 @@ import torch.nn.functional as F
 from scan_inputs import RANGES, assert_same, random_inputs, run
 
 from statetrack.errors import UserError
-from statetrack.ops import checked, selective_scan
+from statetrack.ops.checks import checked
+from statetrack.ops.selective_scan import selective_scan
 
 
 @pytest.mark.parametrize("backend", ["reference", "chunked"])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from mambapy.pscan import pscan
 from scan_inputs import EXTRAS, RANGES, assert_same, cut, random_inputs, run
 
-from statetrack.ops import selective_scan
+from statetrack.ops.selective_scan import selective_scan
 
 
 @pytest.mark.parametrize("eigenvalues", RANGES)

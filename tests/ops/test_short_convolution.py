@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from statetrack.errors import UserError
-from statetrack.ops import short_convolution
+from statetrack.ops.short_convolution import short_convolution
 
 
 def inputs(B=2, T=21, C=70, width=4, bias=True, dtype=torch.float32, seed=0):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from statetrack.errors import UserError
-from statetrack.ops import swiglu
+from statetrack.ops.swiglu import swiglu
 
 
 def outcome(given, **options):

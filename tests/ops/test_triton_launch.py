@@ -15,9 +15,11 @@ import triton
 from triton import knobs
 
 from statetrack.errors import UserError
-from statetrack.ops import call_cache, delta_rule, selective_scan
+from statetrack.ops import call_cache
 from statetrack.ops.backends import prefers_triton
 from statetrack.ops.call_cache import CallCache, signature
+from statetrack.ops.delta_rule import delta_rule
+from statetrack.ops.selective_scan import selective_scan
 from statetrack.ops.triton_runtime import launcher
 from statetrack.ops.triton_runtime.compile_ahead import compile_ahead
 from statetrack.ops.triton_runtime.launcher import Launcher

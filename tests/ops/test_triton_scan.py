@@ -8,7 +8,7 @@ import torch
 from scan_inputs import DEVICE, EXTRAS, assert_same, layer_inputs, run
 
 from statetrack.errors import UserError
-from statetrack.ops import selective_scan
+from statetrack.ops.selective_scan import selective_scan
 
 
 def random_inputs(B=2, T=9, D=5, N=2, extras=EXTRAS, by_time=("delta", "z")):

@@ -4,7 +4,9 @@ import pytest
 import torch
 
 from statetrack.errors import UserError
-from statetrack.ops import checked, mlstm, slstm
+from statetrack.ops.checks import checked
+from statetrack.ops.mlstm import mlstm
+from statetrack.ops.slstm import slstm
 
 
 def mlstm_inputs(T, B=2, H=2, K=3, V=5, spread=2.0, dtype=torch.float64):

@@ -11,7 +11,7 @@ from statetrack.automata.actions import EPS, Permutation, Reset
 from statetrack.automata.layer import Layer
 from statetrack.automata.tables import LevelTables
 from statetrack.errors import UserError, unknown_name
-from statetrack.ops import delta_rule
+from statetrack.ops.delta_rule import delta_rule
 
 if TYPE_CHECKING:
     from statetrack.automata.compiler import CompiledLRNN

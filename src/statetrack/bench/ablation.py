@@ -21,6 +21,7 @@ from statetrack.ops.backends import replaced_op
 from statetrack.spec import EvaluationConfig, RunSpec
 from statetrack.tasks import task
 from statetrack.training.graph_step import GraphStep
+from statetrack.training.source import source_of
 from statetrack.training.state import new_state
 
 KEEP = 0.03  # of a training step
@@ -53,8 +54,6 @@ class Variant:
         with contextlib.ExitStack() as stack:
             for op in self.ops:
                 stack.enter_context(replaced_op(op, torch.compile(_references()[op], dynamic=False)))
-            if not self.adamw:
-                stack.enter_context(replaced_op("adamw", None))
             if self.compiled_model:
                 stack.enter_context(fused(False))
             yield
@@ -135,9 +134,11 @@ def _work(spec: RunSpec, variant: Variant) -> Callable[[], None]:
     """A function that takes one step, captured already: what a variant replaces is in its graph."""
     said: list[str] = []
     state = new_state(spec, torch.device("cuda"))
-    step = GraphStep(spec, state, said.append)
+    step = GraphStep(spec, state, source_of(spec, state.device), said.append)
     if not variant.packs:
         step.packer = None
+    if not variant.adamw:
+        step.recorded_update = lambda: None  # type: ignore[method-assign]
     if variant.compiled_model:
         state.model.compile(dynamic=False)
 

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from statetrack.errors import UserError, require
-from statetrack.ops import delta_rule, selective_scan
+from statetrack.ops.delta_rule import delta_rule
+from statetrack.ops.selective_scan import selective_scan
 
 Work = Callable[[], None]  # one forward and backward
 

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from statetrack.bench.cases import Work
 from statetrack.errors import UserError
-from statetrack.ops import delta_rule, selective_scan
+from statetrack.ops.delta_rule import delta_rule
+from statetrack.ops.selective_scan import selective_scan
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 from statetrack.commands.flags import parse, take, take_plugins
 from statetrack.errors import UserError
 from statetrack.layers import PRESETS, ModelConfig, model_config
-from statetrack.ops import checked
+from statetrack.ops.checks import checked
 from statetrack.plugins import load_plugins
 from statetrack.run import print_row, run
 from statetrack.spec import EvaluationConfig, RunSpec, TrainingConfig

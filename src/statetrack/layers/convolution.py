@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from statetrack.layers.mixer import Packing, offsets
-from statetrack.ops import short_convolution
+from statetrack.ops.short_convolution import short_convolution
 
 
 class ShortConvolution(nn.Conv1d):

@@ -16,9 +16,10 @@ from statetrack.layers.initialisation import log_uniform_steps, no_weight_decay
 from statetrack.layers.mixer import Mixer, Packing, offsets
 from statetrack.layers.norm import RMSNorm, normalise
 from statetrack.layers.precision import at_least_float32, working_dtype
-from statetrack.ops import convolved_split, delta_rule
 from statetrack.ops.checks import check_eigenvalues
+from statetrack.ops.delta_rule import delta_rule
 from statetrack.ops.delta_rule.reference import l2_normalise
+from statetrack.ops.short_convolution import convolved_split
 
 EPS = 1e-5  # of the RMS norm of each head
 ACTIVATIONS = {"silu": F.silu, "relu": F.relu, "identity": lambda x: x}

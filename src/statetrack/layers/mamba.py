@@ -14,8 +14,9 @@ from statetrack.layers.fusion import fuses, may_read
 from statetrack.layers.initialisation import log_uniform_steps, no_weight_decay
 from statetrack.layers.mixer import Mixer, Packing, offsets
 from statetrack.layers.precision import at_least_float32
-from statetrack.ops import convolved_split, selective_scan
 from statetrack.ops.checks import check_eigenvalues
+from statetrack.ops.selective_scan import selective_scan
+from statetrack.ops.short_convolution import convolved_split
 
 
 @dataclass(frozen=True)

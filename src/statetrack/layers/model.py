@@ -16,7 +16,8 @@ from statetrack.layers.headwise import round_up
 from statetrack.layers.initialisation import small_init, wang_init
 from statetrack.layers.mixer import Mixer, MixerConfig, Packing
 from statetrack.layers.norm import RMSNorm, normalise_sum
-from statetrack.ops import embedding, swiglu
+from statetrack.ops.embedding import embedding
+from statetrack.ops.swiglu import swiglu
 
 NORMS = {"rms": RMSNorm, "layer": nn.LayerNorm}
 

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from statetrack.layers.fusion import fuses, may_read
 from statetrack.layers.precision import working_dtype
-from statetrack.ops import add_rms_norm, rms_norm
+from statetrack.ops.rms_norm import add_rms_norm, rms_norm
 
 
 class RMSNorm(nn.RMSNorm):

@@ -14,32 +14,20 @@
 
 Tensors of the delta rule put time before heads, (B, T, H, K); the selective scan keeps mamba-ssm's
 channels-first layout, (B, D, T), so that both are drop-in replacements for the libraries they come from.
+
+Every op is a package of this one, named like its function: `statetrack.ops.delta_rule` is the package and
+`statetrack.ops.delta_rule.delta_rule` the function, which `statetrack` exports at the top.
 """
 
-from statetrack.ops.automaton_run import run_automaton
-from statetrack.ops.checks import checked
-from statetrack.ops.cross_entropy import cross_entropy
-from statetrack.ops.delta_rule import delta_rule
-from statetrack.ops.embedding import embedding
-from statetrack.ops.mlstm import mlstm
-from statetrack.ops.pack import pack
-from statetrack.ops.rms_norm import add_rms_norm, rms_norm
-from statetrack.ops.selective_scan import selective_scan
-from statetrack.ops.short_convolution import convolved_split, short_convolution
-from statetrack.ops.slstm import slstm
-from statetrack.ops.swiglu import swiglu
-
 __all__ = [
-    "add_rms_norm",
-    "checked",
-    "convolved_split",
+    "automaton_run",
+    "bracket_expressions",
     "cross_entropy",
     "delta_rule",
     "embedding",
     "mlstm",
     "pack",
     "rms_norm",
-    "run_automaton",
     "selective_scan",
     "short_convolution",
     "slstm",

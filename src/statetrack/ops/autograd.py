@@ -1,4 +1,4 @@
-"""When gradients are wanted; and hand-written backwards give first derivatives only, and say so."""
+"""Whether gradients are needed, and the error for second derivatives of hand-written backwards."""
 
 import functools
 from collections.abc import Callable, Iterable
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def needs_gradient(inputs: Iterable[Tensor | None]) -> bool:
-    """Whether a backward may follow, and what it needs is to be kept."""
+    """Whether a backward may follow, so that what it reads must be saved."""
     if torch.is_grad_enabled():
         for x in inputs:  # a generator inside any() would take three times as long
             if x is not None and x.requires_grad:

@@ -1,4 +1,4 @@
-"""What shapes, dtypes and devices alone decide, decided once: a call repeats with the same ones."""
+"""A cache of what depends on shapes, dtypes and devices alone: most calls repeat those of an earlier one."""
 
 from collections.abc import Callable, Hashable
 from typing import Any
@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 _PLAIN = (Tensor, torch.nn.Parameter)
-CAPACITY = 4096  # things kept under keys of their own
+CAPACITY = 4096  # entries
 
 
 def signature(*tensors: Any) -> tuple | None:
-    """Shapes, dtypes and devices. None, which is no key, where torch.compile or fake tensors have symbols."""
+    """Shapes, dtypes and devices; None, which is no key, under torch.compile and for fake tensors."""
     if torch.compiler.is_compiling():
         return None
     found: list = []
@@ -26,13 +26,13 @@ def signature(*tensors: Any) -> tuple | None:
 
 
 class CallCache:
-    """What was made for a key, for when the key comes again; all is forgotten when it grows too large."""
+    """Values by key, made when first asked for; emptied when it reaches CAPACITY."""
 
     def __init__(self) -> None:
         self._made: dict[Hashable, Any] = {}
 
     def get_or_make(self, key: Hashable | None, make: Callable[[], Any]) -> Any:
-        """What is kept under `key`, made first if need be; made for this call only without a key."""
+        """The value of `key`, made if it is not there yet; without a key it is made and not kept."""
         if key is None:
             return make()
         found = self._made.get(key)

@@ -9,7 +9,7 @@ from torch import Generator, Tensor
 
 from statetrack.automata.dfa import DFA
 from statetrack.errors import UserError, unknown_name
-from statetrack.ops import run_automaton
+from statetrack.ops.automaton_run import run_automaton
 from statetrack.tasks.task import Batch, Task, labelled_up_to
 
 WORDS = ("uniform", "live")

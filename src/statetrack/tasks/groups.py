@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from statetrack.errors import UserError
-from statetrack.ops import run_automaton
+from statetrack.ops.automaton_run import run_automaton
 
 LARGEST = 5040  # S_7: its table of 25 million products takes 50 MB
 

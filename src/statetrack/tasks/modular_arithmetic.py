@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Generator, Tensor
 
 from statetrack.errors import UserError, unknown_name
-from statetrack.ops import run_automaton
+from statetrack.ops.automaton_run import run_automaton
 from statetrack.ops.backends import prefers_triton
 from statetrack.ops.bracket_expressions import bracket_expressions
 from statetrack.tasks.task import IGNORE, Batch, Task

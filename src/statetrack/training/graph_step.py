@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from statetrack.ops import cross_entropy
 from statetrack.ops.adamw import RecordedAdamW, recorded_adamw
 from statetrack.ops.backends import prefers_triton
 from statetrack.ops.checks import is_checked
+from statetrack.ops.cross_entropy import cross_entropy
 from statetrack.spec import RunSpec
 from statetrack.tasks import IGNORE, Batch
 from statetrack.training.evaluation import autocast

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from torch import Generator, Tensor
 
 from statetrack.layers.mixer import Packing
-from statetrack.ops import pack
+from statetrack.ops.pack import pack
 from statetrack.spec import RunSpec
 from statetrack.tasks import IGNORE, Batch, answer_positions
 

@@ -5,20 +5,10 @@ from torch import Tensor
 from statetrack.errors import UserError
 from statetrack.ops.backends import no_triton, pick_backend
 
-
-def _reference():
-    from statetrack.ops.automaton_run.reference import run_automaton_reference
-
-    return run_automaton_reference
-
-
-def _triton():
-    from statetrack.ops.automaton_run.triton.backend import run_automaton_triton
-
-    return run_automaton_triton
-
-
-BACKENDS = {"reference": _reference, "triton": _triton}
+BACKENDS = {
+    "reference": "statetrack.ops.automaton_run.reference:run_automaton_reference",
+    "triton": "statetrack.ops.automaton_run.triton.backend:run_automaton_triton",
+}
 
 
 def _triton_refuses(letters: Tensor) -> str | None:

@@ -5,20 +5,10 @@ from torch import Tensor
 from statetrack.errors import UserError
 from statetrack.ops.backends import no_triton, pick_backend
 
-
-def _reference():
-    from statetrack.ops.bracket_expressions.reference import bracket_expressions_reference
-
-    return bracket_expressions_reference
-
-
-def _triton():
-    from statetrack.ops.bracket_expressions.triton.backend import bracket_expressions_triton
-
-    return bracket_expressions_triton
-
-
-BACKENDS = {"reference": _reference, "triton": _triton}
+BACKENDS = {
+    "reference": "statetrack.ops.bracket_expressions.reference:bracket_expressions_reference",
+    "triton": "statetrack.ops.bracket_expressions.triton.backend:bracket_expressions_triton",
+}
 
 
 def bracket_expressions(

@@ -6,20 +6,10 @@ from statetrack.errors import UserError
 from statetrack.ops import checks
 from statetrack.ops.backends import no_triton, pick_backend
 
-
-def _reference():
-    from statetrack.ops.cross_entropy.reference import cross_entropy_reference
-
-    return cross_entropy_reference
-
-
-def _triton():
-    from statetrack.ops.cross_entropy.triton.backend import cross_entropy_triton
-
-    return cross_entropy_triton
-
-
-BACKENDS = {"reference": _reference, "triton": _triton}
+BACKENDS = {
+    "reference": "statetrack.ops.cross_entropy.reference:cross_entropy_reference",
+    "triton": "statetrack.ops.cross_entropy.triton.backend:cross_entropy_triton",
+}
 
 
 def _triton_refuses(logits: Tensor) -> str | None:

@@ -1,6 +1,5 @@
 """The delta rule: products of generalised Householder matrices, with eigenvalues in [-1, 1]."""
 
-import contextlib
 from collections.abc import Callable
 
 import torch
@@ -8,57 +7,23 @@ from torch import Tensor
 
 from statetrack.errors import UserError
 from statetrack.ops import checks
-from statetrack.ops.backends import choose_once, no_triton, pick_backend
+from statetrack.ops.backends import choose_once, load, pick_backend
 from statetrack.ops.call_cache import CallCache
-
-
-def _reference():
-    from statetrack.ops.delta_rule.reference import delta_rule_reference
-
-    return delta_rule_reference
-
-
-def _chunked():
-    from statetrack.ops.delta_rule.chunked import delta_rule_chunked
-
-    return delta_rule_chunked
-
-
-def _triton():
-    from statetrack.ops.delta_rule.triton.backend import delta_rule_triton
-
-    return delta_rule_triton
-
-
-def _native():
-    from statetrack.ops.delta_rule.native import delta_rule_native
-
-    return delta_rule_native
-
+from statetrack.ops.delta_rule.options import DeltaRuleOptions
 
 # A backend is a function with the arguments of `delta_rule_reference`.
-BACKENDS = {"reference": _reference, "chunked": _chunked, "native": _native, "triton": _triton}
+BACKENDS = {
+    "reference": "statetrack.ops.delta_rule.reference:delta_rule_reference",
+    "chunked": "statetrack.ops.delta_rule.chunked:delta_rule_chunked",
+    "native": "statetrack.ops.delta_rule.native:delta_rule_native",
+    "triton": "statetrack.ops.delta_rule.triton.backend:delta_rule_triton",
+}
+# Functions of q and v that give the reason why a backend cannot take them, or None.
+REFUSALS = {
+    "native": "statetrack.ops.delta_rule.native:refuses",
+    "triton": "statetrack.ops.delta_rule.triton.plan:refuses",
+}
 _choices = CallCache()
-
-
-def _triton_refuses(q: Tensor, v: Tensor) -> str | None:
-    """Why the Triton kernels cannot take these inputs, or None."""
-    if reason := no_triton(q):
-        return reason
-    from statetrack.ops.delta_rule.triton.plan import WIDEST
-
-    if max(q.shape[-1], v.shape[-1]) > WIDEST:
-        return f"heads are {q.shape[-1]} and {v.shape[-1]} wide, more than {WIDEST}"
-    if v.shape[1] * q.shape[2] * max(q.shape[-1], v.shape[-1]) >= 1 << 31:  # offsets there have 32 bits
-        return "a sequence has 2^31 numbers or more"
-    return "float64 is not offered there" if q.dtype == torch.float64 else None
-
-
-def _native_refuses(q: Tensor, v: Tensor) -> str | None:
-    """Why the native kernels cannot take these inputs, or None."""
-    from statetrack.ops.delta_rule.native import refuses
-
-    return refuses(q, v)
 
 
 def delta_rule(
@@ -78,15 +43,36 @@ def delta_rule(
     beta_from_logits: float | None = None,
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor | None]:
-    """Apply the delta rule along time. Equation and shapes: `reference.delta_rule_reference`.
+    """Apply the delta rule along time: a product of generalised Householder matrices with decay.
 
-    The contract is flash-linear-attention's: time before heads, `scale` defaults to K^-1/2, outputs in
-    the dtype of v, states in float32 (float64 when q is), `final_state` None unless asked for.
-    `cu_seqlens` (N + 1 offsets in tokens, B = 1) packs N sequences into one row. Where they are known to be
-    short, say so: `max_seqlen`, no less than the longest in tokens, lets a GPU take kernels made for that.
-    Keys need unit norm for the eigenvalues to stay in [-1, 1]: pass them normalised, or set
-    `use_qk_l2norm_in_kernel`, which also spares low-precision keys a rounding after normalisation.
-    With `beta_from_logits` = s, `beta` holds logits x and the rule runs with s sigmoid(x), in float32.
+        S_t = (I - beta_t k_t k_t^T) exp(g_t) S_{t-1} + beta_t k_t v_t^T        o_t = scale S_t^T q_t
+
+    Shapes, with time before heads: q (B, T, H, K); k (B, T n, H, K); v (B, T n, H, V); beta (B, T n, H);
+    g (B, T, H); initial_state (N, H, K, V). n = `householders` steps are made per token (DeltaProduct): the
+    state decays before the first of them and is read after the last. N is B, or the number of packed
+    sequences. Returns the outputs (B, T, H, V) in the dtype of v, and the last states (N, H, K, V) in
+    float32 (float64 if q is), or None unless `output_final_state`. The contract is
+    flash-linear-attention's.
+
+    beta in [0, 1] keeps the eigenvalues of a step, 1 - beta |k|^2 and 1, in [0, 1]; beta in [0, 2] opens them
+        to [-1, 1]. Both hold for keys of norm 1: pass normalised keys, or set `use_qk_l2norm_in_kernel`,
+        which divides q and k by their norms in float32.
+    g is the logarithm of a decay in [0, 1], so at most 0; None means no decay (DeltaNet).
+    scale multiplies the outputs; K^-1/2 by default.
+    beta_from_logits = s: `beta` holds logits x, and the rule runs with s sigmoid(x), computed in float32.
+    cu_seqlens (N + 1 offsets in tokens, B = 1) packs N sequences into one row; `max_seqlen`, at least the
+        longest of them in tokens, lets a GPU use the kernels for short sequences without reading the offsets.
+    backend is "auto", "reference", "chunked", "native" (CPU) or "triton" (GPU).
+
+    The recurrence runs in float32 or better whatever the dtype of the inputs, since near beta = 2 rounding
+    errors do not decay. Values are checked inside `statetrack.ops.checked()` only. Derivation:
+    docs/delta_rule.md.
+
+    >>> q, k, v = torch.randn(3, 2, 16, 4, 32).unbind()              # B, T, H, K = 2, 16, 4, 32
+    >>> beta = 2 * torch.rand(2, 16, 4)                              # eigenvalues in [-1, 1]
+    >>> o, S = delta_rule(q, k, v, beta, use_qk_l2norm_in_kernel=True, output_final_state=True)
+    >>> o.shape, S.shape
+    (torch.Size([2, 16, 4, 32]), torch.Size([2, 4, 32, 32]))
     """
     if not isinstance(householders, int) or householders < 1:
         raise UserError(
@@ -104,24 +90,16 @@ def delta_rule(
     checks.check_offsets("delta_rule", cu_seqlens, max_seqlen, q.shape[1])
     if checks.is_checked():
         _check_values(q, k, v, beta, g, initial_state, use_qk_l2norm_in_kernel, beta_from_logits)
-    # Autocast would run the products inside in half precision.
-    autocast = torch.is_autocast_enabled(q.device.type)
-    with torch.autocast(q.device.type, enabled=False) if autocast else contextlib.nullcontext():
-        o, final_state = run(
-            q,
-            k,
-            v,
-            beta,
-            g,
-            initial_state,
-            scale=q.shape[-1] ** -0.5 if scale is None else float(scale),
-            householders=householders,
-            l2norm=use_qk_l2norm_in_kernel,
-            cu_seqlens=cu_seqlens,
-            max_seqlen=max_seqlen,
-            beta_from_logits=beta_from_logits,
-            final=output_final_state,
-        )
+    factor = q.shape[-1] ** -0.5 if scale is None else float(scale)
+    options = DeltaRuleOptions(
+        factor, householders, use_qk_l2norm_in_kernel, beta_from_logits, max_seqlen, output_final_state
+    )
+    if torch.is_autocast_enabled(q.device.type):
+        # which would run the products inside in half precision
+        with torch.autocast(q.device.type, enabled=False):
+            o, final_state = run(*inputs, options)
+    else:
+        o, final_state = run(*inputs, options)
     o = o if o.dtype == v.dtype else o.to(v.dtype)
     return o, final_state if output_final_state else None
 
@@ -129,7 +107,7 @@ def delta_rule(
 def _choose(backend: str, householders: int, q, k, v, beta, g, initial_state, cu_seqlens) -> Callable:
     """The backend for these inputs, their shapes, dtypes and devices checked."""
     _check(q, k, v, beta, g, householders, initial_state, cu_seqlens)
-    refusals = {"triton": lambda: _triton_refuses(q, v), "native": lambda: _native_refuses(q, v)}
+    refusals = {name: lambda target=target: load(target)(q, v) for name, target in REFUSALS.items()}
     return pick_backend("delta_rule", backend, q.device, BACKENDS, refusals)
 
 
@@ -160,10 +138,10 @@ def _check(q, k, v, beta, g, householders, initial_state, cu_seqlens) -> None:
         )
 
 
-def _check_values(q, k, v, beta, g, initial_state, l2norm, logits) -> None:
+def _check_values(q, k, v, beta, g, initial_state, l2norm, beta_from_logits) -> None:
     op = "delta_rule"
     checks.check_finite(op, q=q, k=k, v=v, initial_state=initial_state)
-    if logits is None:
+    if beta_from_logits is None:
         checks.check_range(op, "beta", beta, 0.0, 2.0, "Use sigmoid for [0,1], 2 * sigmoid for [-1,1].")
     else:
         checks.check_finite(op, beta=beta)

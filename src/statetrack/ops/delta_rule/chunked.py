@@ -4,14 +4,13 @@ For one chunk of C steps with state S0 entering, rows of Q, K, V, column b, and 
 the chunk's start (G = 0 without a gate):
 
     P = strictly_lower(K K^T o exp(G_i - G_j))      M = I + diag(b) P
-    U = M^-1 diag(b) (V - exp(G) K S0)                                      the values really written
-    O = exp(G) Q S0 + lower(Q K^T o exp(G_i - G_j)) U
-    S1 = exp(G_C) S0 + (exp(G_C - G) K)^T U
+    A = lower(Q K^T o exp(G_i - G_j))               U = M^-1 diag(b) (V - exp(G) K S0)
+    O = exp(G) Q S0 + A U                           S1 = exp(G_C) S0 + (exp(G_C - G) K)^T U
 
 b in [0, 2] changes no equation. Only U and S depend on the chunk before, so everything else is computed for
 all chunks at once and the loop over chunks holds two matrix products. Arithmetic is float32 (float64 for
-float64 inputs) at every length: near reflections (b -> 2) errors do not decay, and halves would not do.
-docs/delta_rule.md derives the backward.
+float64 inputs) at every length: near b = 2 rounding errors do not decay, and half precision would not
+suffice. Derivation, forward and backward: docs/delta_rule.md, "Forward" and "Backward".
 """
 
 from dataclasses import dataclass
@@ -21,7 +20,8 @@ from torch import Tensor
 
 from statetrack.ops.autograd import first_derivative_only
 from statetrack.ops.delta_rule.layout import DenseLayout, PackedLayout, make_layout
-from statetrack.ops.delta_rule.reference import floor_decay, l2_normalise, strengths
+from statetrack.ops.delta_rule.options import DeltaRuleOptions
+from statetrack.ops.delta_rule.reference import beta_values, floor_decay, l2_normalise
 
 
 def delta_rule_chunked(
@@ -30,47 +30,43 @@ def delta_rule_chunked(
     v: Tensor,
     beta: Tensor,
     g: Tensor | None,
-    state: Tensor | None,
-    *,
-    scale: float,
-    householders: int,
-    l2norm: bool,
+    initial_state: Tensor | None,
     cu_seqlens: Tensor | None,
-    beta_from_logits: float | None = None,
-    final: bool = True,
-    max_seqlen: int | None = None,
+    options: DeltaRuleOptions,
 ) -> tuple[Tensor, Tensor]:
     """Same arguments and results as `delta_rule_reference`."""
-    beta = strengths(beta, beta_from_logits)
+    beta, householders = beta_values(beta, options.beta_from_logits), options.householders
     dtype = torch.promote_types(q.dtype, torch.float32)
     q, k, v, beta = (x.to(dtype) for x in (q, k, v, beta))
     g = None if g is None else floor_decay(g.to(dtype))
-    state = None if state is None else state.to(dtype)
+    initial_state = None if initial_state is None else initial_state.to(dtype)
     if q.shape[0] == 0 or q.shape[1] == 0:
         sequences = q.shape[0] if cu_seqlens is None else cu_seqlens.numel() - 1
         empty = q.new_zeros(sequences, q.shape[2], q.shape[3], v.shape[3])
-        return v.new_zeros(*q.shape[:3], v.shape[3]), empty if state is None else state
-    options = scale, householders, l2norm
+        return v.new_zeros(*q.shape[:3], v.shape[3]), empty if initial_state is None else initial_state
+    scalars = options.scale, householders, options.l2norm
     tokens = segment_length(q.shape[0] * q.shape[2] * max(q.shape[3], v.shape[3]) * householders)
     if cu_seqlens is not None or q.shape[1] <= tokens:
         layout = make_layout(q, cu_seqlens, householders)
-        return _Chunked.apply(q, k, v, beta, g, state, *options, layout)
-    return _in_segments(q, k, v, beta, g, state, options, tokens)
+        return _Chunked.apply(q, k, v, beta, g, initial_state, *scalars, layout)
+    return _in_segments(q, k, v, beta, g, initial_state, scalars, tokens)
 
 
 def segment_length(numbers_per_token: int) -> int:
-    """Tokens worked on at a time: above some millions of numbers, fresh memory costs more than work."""
+    """Tokens per segment. Above some millions of numbers, allocation costs more than the arithmetic."""
     return max(1024, (1 << 21) // numbers_per_token)
 
 
-def _in_segments(q, k, v, beta, g, state, options, tokens: int) -> tuple[Tensor, Tensor]:
-    """The same, one stretch of time after the other, the state handed on."""
-    n = options[1]
+def _in_segments(q, k, v, beta, g, state, scalars, tokens: int) -> tuple[Tensor, Tensor]:
+    """The same, one segment of time after the other, with the state carried over."""
+    householders = scalars[1]
     gates = [None] * -(-q.shape[1] // tokens) if g is None else g.split(tokens, 1)
-    parts = zip(q.split(tokens, 1), *(x.split(tokens * n, 1) for x in (k, v, beta)), gates, strict=True)
+    segments = zip(
+        q.split(tokens, 1), *(x.split(tokens * householders, 1) for x in (k, v, beta)), gates, strict=True
+    )
     outputs = []
-    for part in parts:
-        o, state = _Chunked.apply(*part, state, *options, make_layout(part[0], None, n))
+    for segment in segments:
+        o, state = _Chunked.apply(*segment, state, *scalars, make_layout(segment[0], None, householders))
         outputs.append(o)
     assert state is not None
     return torch.cat(outputs, dim=1), state
@@ -84,8 +80,8 @@ class _Chunk:
     k: Tensor  #                                            (C n, K)
     v: Tensor  #                                            (C n, V)
     beta: Tensor  #                                         (C n, 1)
-    KK: Tensor  # K K^T o exp(G_i - G_j), lower part valid   (C n, C n)
-    QK: Tensor  # lower(Q K^T o exp(G_i - G_j))              (C, C n)
+    P: Tensor  # K K^T o exp(G_i - G_j), lower part valid   (C n, C n)
+    A: Tensor  # lower(Q K^T o exp(G_i - G_j))              (C, C n)
     k_in: Tensor  # exp(G) k, what meets the entering state
     q_in: Tensor  # exp(G) q, the same for queries
     k_out: Tensor  # exp(G_C - G) k, what reaches the leaving state
@@ -93,40 +89,40 @@ class _Chunk:
     end: Tensor | None  # exp(G_C), the decay of the state   (1, 1)
 
     @classmethod
-    def make(cls, q, k, v, beta, g, n: int, layout: DenseLayout | PackedLayout) -> "_Chunk":
+    def make(cls, q, k, v, beta, g, householders: int, layout: DenseLayout | PackedLayout) -> "_Chunk":
         q, k, v, beta = (
             layout.to_chunks(q),
-            layout.to_chunks(k, n),
-            layout.to_chunks(v, n),
-            layout.to_chunks(beta[..., None], n),
+            layout.to_chunks(k, householders),
+            layout.to_chunks(v, householders),
+            layout.to_chunks(beta[..., None], householders),
         )
-        KK, QK = k @ k.mT, q @ k.mT
+        P, A = k @ k.mT, q @ k.mT
         if g is None:
-            return cls(q, k, v, beta, KK, QK.mul_(_readable(QK, n)), k, q, k, None, None)
+            return cls(q, k, v, beta, P, A.mul_(_readable(A, householders)), k, q, k, None, None)
         G = layout.to_chunks(g[..., None]).cumsum(-2)
-        G_q, G = G, G.repeat_interleave(n, dim=-2)
+        G_q, G = G, G.repeat_interleave(householders, dim=-2)
         # exp only where i >= j: above the diagonal the difference is positive and may overflow
-        QK = QK * (G_q - G.mT).masked_fill(_readable(QK, n) == 0, -torch.inf).exp()
-        KK = KK * (G - G.mT).masked_fill(torch.ones_like(KK).triu(1) != 0, -torch.inf).exp()
+        A = A * (G_q - G.mT).masked_fill(_readable(A, householders) == 0, -torch.inf).exp()
+        P = P * (G - G.mT).masked_fill(torch.ones_like(P).triu(1) != 0, -torch.inf).exp()
         end = G[..., -1:, :]
-        return cls(q, k, v, beta, KK, QK, G.exp() * k, G_q.exp() * q, (end - G).exp() * k, G, end.exp())
+        return cls(q, k, v, beta, P, A, G.exp() * k, G_q.exp() * q, (end - G).exp() * k, G, end.exp())
 
 
-def _readable(QK: Tensor, n: int) -> Tensor:
+def _readable(A: Tensor, householders: int) -> Tensor:
     """Mask (C, C n): token i sees the steps of tokens 0..i, since it is read after its own last step."""
-    tokens = torch.arange(QK.shape[-2], device=QK.device)
-    return (tokens[:, None] >= tokens.repeat_interleave(n)[None, :]).to(QK.dtype)
+    tokens = torch.arange(A.shape[-2], device=A.device)
+    return (tokens[:, None] >= tokens.repeat_interleave(householders)[None, :]).to(A.dtype)
 
 
 class _Chunked(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, q, k, v, beta, g, state, scale, n, l2norm, layout):
+    def forward(ctx, q, k, v, beta, g, state, scale, householders, l2norm, layout):
         ctx.save_for_backward(q, k, v, beta, g)
         ctx.set_materialize_grads(False)
         if l2norm:
             q, k = l2_normalise(q), l2_normalise(k)
-        c = _Chunk.make(scale * q, k, v, beta, g, n, layout)
-        inverse = _unit_lower_inverse(c.beta * c.KK)  # M^-1
+        c = _Chunk.make(scale * q, k, v, beta, g, householders, layout)
+        inverse = _unit_lower_inverse(c.beta * c.P)  # M^-1
         U = inverse @ (c.beta * c.v)
         entering, W, final = None, None, None
         if state is None and layout.steps == 1 and c.k.shape[0] == layout.sequences:  # no state to carry
@@ -134,11 +130,11 @@ class _Chunked(torch.autograd.Function):
         else:
             W = inverse @ (c.beta * c.k_in)
             entering, final = _run_states(c, U, W, state, layout)
-        O = c.QK @ U
+        O = c.A @ U
         if entering is not None:
             O += c.q_in @ entering
         ctx.saved = (inverse, U, W, entering) if any(ctx.needs_input_grad) else None
-        ctx.options = scale, n, l2norm, layout
+        ctx.options = scale, householders, l2norm, layout
         return layout.from_chunks(O).contiguous(), layout.unsort_states(final)
 
     @staticmethod
@@ -146,34 +142,32 @@ class _Chunked(torch.autograd.Function):
     def backward(ctx, dO, dS):
         q, k, v, beta, g = ctx.saved_tensors
         inverse, U, W, entering = ctx.saved
-        scale, n, l2norm, layout = ctx.options
+        scale, householders, l2norm, layout = ctx.options
         q_n, k_n = (l2_normalise(q), l2_normalise(k)) if l2norm else (q, k)
-        c = _Chunk.make(scale * q_n, k_n, v, beta, g, n, layout)
+        c = _Chunk.make(scale * q_n, k_n, v, beta, g, householders, layout)
         dO = c.v.new_zeros(*c.q.shape[:-1], c.v.shape[-1]) if dO is None else layout.to_chunks(dO)
 
-        dU = c.QK.mT @ dO
-        leaving, dstate = (
-            None,
-            None,
-        )  # gradient of the state leaving each chunk, and of the first one entering
+        dU = c.A.mT @ dO
+        # gradients of the state leaving each chunk, and of the first one entering
+        leaving, dinitial_state = None, None
         if entering is not None:
-            leaving, dstate = _run_state_gradients(c, dO, dU, W, dS, layout)
+            leaving, dinitial_state = _run_state_gradients(c, dO, dU, W, dS, layout)
         elif dS is not None:
             leaving = layout.sort_states(dS)
             dU += c.k_out @ leaving
-        dq, dk, dv, dbeta, dG = _input_gradients(c, inverse, U, dU, dO, entering, leaving, n)
+        dq, dk, dv, dbeta, dG = _input_gradients(c, inverse, U, dU, dO, entering, leaving, householders)
 
-        dq, dk = scale * layout.from_chunks(dq), layout.from_chunks(dk, n)
+        dq, dk = scale * layout.from_chunks(dq), layout.from_chunks(dk, householders)
         if l2norm:
             dq, dk = _l2_backward(dq, q, q_n), _l2_backward(dk, k, k_n)
         dg = None
         if dG is not None:
             # G is a running sum, so g_t moves every later G; only a token's first step carries its decay
-            dg = dG.flip(-2).cumsum(-2).flip(-2)[..., ::n, :]
+            dg = dG.flip(-2).cumsum(-2).flip(-2)[..., ::householders, :]
             dg = layout.from_chunks(dg).squeeze(-1)
-        dbeta = layout.from_chunks(dbeta, n).squeeze(-1)
-        dstate = dstate if ctx.needs_input_grad[5] else None
-        return dq, dk, layout.from_chunks(dv, n), dbeta, dg, dstate, None, None, None, None
+        dbeta = layout.from_chunks(dbeta, householders).squeeze(-1)
+        dinitial_state = dinitial_state if ctx.needs_input_grad[5] else None
+        return dq, dk, layout.from_chunks(dv, householders), dbeta, dg, dinitial_state, None, None, None, None
 
 
 def _unit_lower_inverse(L: Tensor) -> Tensor:
@@ -218,36 +212,37 @@ def _run_state_gradients(c: _Chunk, dO, dU, W, dS, layout) -> tuple[Tensor, Tens
     return leaving, layout.unsort_states(D)
 
 
-def _input_gradients(c: _Chunk, inverse, U, dU, dO, entering, leaving, n: int):
+def _input_gradients(c: _Chunk, inverse, U, dU, dO, entering, leaving, householders: int):
     """Gradients of q, k, v, beta and G of every chunk, once dU and the states around it are known."""
+    read = slice(householders - 1, None, householders)  # a token's last step, after which it is read
     X = inverse.mT @ dU  # gradient of diag(b) (V - k_in S0)
     residual = c.v if entering is None else c.v - c.k_in @ entering
     dL = (X @ U.mT).tril_(-1).neg_()
-    dbeta = (X * residual).sum(-1, keepdim=True) + (dL * c.KK).sum(-1, keepdim=True)
+    dbeta = (X * residual).sum(-1, keepdim=True) + (dL * c.P).sum(-1, keepdim=True)
     dv = c.beta * X
-    dKK, dQK = dL.mul_(c.beta), dO @ U.mT  # in place: dL is not read again
+    dP, dA = dL.mul_(c.beta), dO @ U.mT  # in place: dL is not read again
 
     dG = None
     if c.G is None:
-        dQK *= _readable(dQK, n)
-        sym = dKK + dKK.mT
+        dA *= _readable(dA, householders)
+        sym = dP + dP.mT
     else:
-        moved_k, moved_q = dKK * c.KK, dQK * c.QK  # a difference G_i - G_j moves both ends
+        moved_k, moved_q = dP * c.P, dA * c.A  # a difference G_i - G_j moves both ends
         dG = (moved_k.sum(-1) - moved_k.sum(-2) - moved_q.sum(-2)).unsqueeze(-1)
-        dG[..., n - 1 :: n, :] += moved_q.sum(-1, keepdim=True)
-        decay = (c.G - c.G.mT).masked_fill(torch.ones_like(dKK).triu(1) != 0, -torch.inf).exp()
-        dKK *= decay
-        dQK *= decay[..., n - 1 :: n, :] if n == 1 else _token_decay(c.G, n)
-        sym = dKK + dKK.mT
-    dq, dk = dQK @ c.k, sym @ c.k
-    dk.add_(dQK.mT @ c.q)
+        dG[..., read, :] += moved_q.sum(-1, keepdim=True)
+        decay = (c.G - c.G.mT).masked_fill(torch.ones_like(dP).triu(1) != 0, -torch.inf).exp()
+        dP *= decay
+        dA *= decay if householders == 1 else _token_decay(c.G, householders)
+        sym = dP + dP.mT
+    dq, dk = dA @ c.k, sym @ c.k
+    dk.add_(dA.mT @ c.q)
     if entering is not None:
         dk_in, dq_in = dv @ entering.mT, dO @ entering.mT
-        dq += dq_in if c.G is None else dq_in * c.G[..., n - 1 :: n, :].exp()
+        dq += dq_in if c.G is None else dq_in * c.G[..., read, :].exp()
         dk -= dk_in if c.G is None else dk_in * c.G.exp()
         if dG is not None:
             dG -= (dk_in * c.k_in).sum(-1, keepdim=True)
-            dG[..., n - 1 :: n, :] += (dq_in * c.q_in).sum(-1, keepdim=True)
+            dG[..., read, :] += (dq_in * c.q_in).sum(-1, keepdim=True)
     if leaving is not None:
         dk_out = U @ leaving.mT
         dk += dk_out if c.G is None else dk_out * (c.G[..., -1:, :] - c.G).exp()
@@ -260,10 +255,10 @@ def _input_gradients(c: _Chunk, inverse, U, dU, dO, entering, leaving, n: int):
     return dq, dk, dv, dbeta, dG
 
 
-def _token_decay(G: Tensor, n: int) -> Tensor:
+def _token_decay(G: Tensor, householders: int) -> Tensor:
     """exp(G_i - G_j) from step j to the read-out of token i, zero where j is later; (C, C n)."""
-    difference = G[..., n - 1 :: n, :] - G.mT
-    return difference.masked_fill(_readable(difference, n) == 0, -torch.inf).exp()
+    difference = G[..., householders - 1 :: householders, :] - G.mT
+    return difference.masked_fill(_readable(difference, householders) == 0, -torch.inf).exp()
 
 
 def _l2_backward(dy: Tensor, x: Tensor, y: Tensor, eps: float = 1e-6) -> Tensor:

@@ -5,7 +5,8 @@ from torch import Tensor
 
 from statetrack.ops.autograd import first_derivative_only, needs_gradient
 from statetrack.ops.custom_ops import register_op, without_dispatcher
-from statetrack.ops.delta_rule.reference import strengths
+from statetrack.ops.delta_rule.options import DeltaRuleOptions
+from statetrack.ops.delta_rule.reference import beta_values
 from statetrack.ops.native import library
 
 
@@ -15,23 +16,19 @@ def delta_rule_native(
     v: Tensor,
     beta: Tensor,
     g: Tensor | None,
-    state: Tensor | None,
-    *,
-    scale: float,
-    householders: int,
-    l2norm: bool,
+    initial_state: Tensor | None,
     cu_seqlens: Tensor | None,
-    beta_from_logits: float | None = None,
-    final: bool = True,
-    max_seqlen: int | None = None,
+    options: DeltaRuleOptions,
 ) -> tuple[Tensor, Tensor]:
     """Same arguments and results as `delta_rule_reference`, in float32 whatever the inputs."""
-    beta = strengths(beta, beta_from_logits)
-    inputs = [x if x is None or x.dtype == torch.float32 else x.float() for x in (q, k, v, beta, g, state)]
+    beta = beta_values(beta, options.beta_from_logits)
+    inputs = [
+        x if x is None or x.dtype == torch.float32 else x.float() for x in (q, k, v, beta, g, initial_state)
+    ]
     if cu_seqlens is not None:
         cu_seqlens = cu_seqlens.long().contiguous()
-    keep = needs_gradient(inputs)
-    return _Native.apply(*inputs, cu_seqlens, scale, householders, l2norm, keep)
+    save = needs_gradient(inputs)
+    return _Native.apply(*inputs, cu_seqlens, options.scale, options.householders, options.l2norm, save)
 
 
 def refuses(q: Tensor, v: Tensor) -> str | None:
@@ -45,127 +42,132 @@ def refuses(q: Tensor, v: Tensor) -> str | None:
     return library.ABSENT
 
 
-def chunk_length(K: int, n: int) -> int:
-    """Tokens per chunk, of n steps each; a sequence is cut evenly, in chunks of two thirds to 3/2 of this."""
-    return max(1, (32 if K <= 64 else 64) // n)
+def chunk_length(K: int, householders: int) -> int:
+    """Tokens per chunk; sequences are cut evenly, into chunks of two thirds to 3/2 of this."""
+    return max(1, (32 if K <= 64 else 64) // householders)
 
 
-def _saved(q: Tensor, v: Tensor, cu_seqlens: Tensor | None, n: int, keep: bool) -> tuple[Tensor, Tensor]:
-    """Room for the state entering every chunk, widths rounded up to 16, and for the error of every step."""
+def _new_saved(q, v, cu_seqlens: Tensor | None, householders: int, save: bool) -> tuple[Tensor, Tensor]:
+    """Buffers for what the backward reads: the state entering every chunk, widths rounded up to 16, and E."""
     (B, T, H, K), V = q.shape, v.shape[-1]
-    if not keep:
+    if not save:
         return q.new_empty(0), q.new_empty(0)
-    chunk = chunk_length(K, n)
+    chunk = chunk_length(K, householders)
     if cu_seqlens is None:
-        stored = B * max(1, (T + chunk // 2) // chunk)
-    else:  # an upper bound that needs no look at the offsets
-        stored = T // chunk + cu_seqlens.shape[0]
-    return q.new_empty(stored, H, -(-K // 16) * 16, -(-V // 16) * 16), q.new_empty(v.shape)
+        chunks = B * max(1, (T + chunk // 2) // chunk)
+    else:  # an upper bound that does not read the offsets
+        chunks = T // chunk + cu_seqlens.shape[0]
+    return q.new_empty(chunks, H, -(-K // 16) * 16, -(-V // 16) * 16), q.new_empty(v.shape)
 
 
-def _rows(x: Tensor) -> Tensor:
+def _new_gradients(q, k, v, g, initial_state) -> list[Tensor]:
+    """Contiguous buffers for the gradients; empty ones for absent inputs."""
+    dg = q.new_empty(0 if g is None else g.shape)
+    dinitial_state = q.new_empty(0 if initial_state is None else initial_state.shape)
+    return [*(q.new_empty(x.shape) for x in (q, k, v)), q.new_empty(k.shape[:3]), dg, dinitial_state]
+
+
+def _contiguous_rows(x: Tensor) -> Tensor:
     """x with its width contiguous, as the kernels read it."""
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
 
 
-def _sizes(q: Tensor, v: Tensor, cu_seqlens: Tensor | None, scale: float, n: int, l2norm: bool):
+def _sizes(q, v, cu_seqlens: Tensor | None, scale: float, householders: int, l2norm: bool) -> tuple:
+    """The first fields of `Delta` in arguments.h."""
     (B, T, H, K), V = q.shape, v.shape[-1]
     sequences = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    shares = library.threads(8 * B * T * n * H * (K + 16) * (V + 16))
-    return sequences, T, H, K, V, n, chunk_length(K, n), l2norm, shares, scale
+    threads = library.threads(8 * B * T * householders * H * (K + 16) * (V + 16))
+    return sequences, T, H, K, V, householders, chunk_length(K, householders), l2norm, threads, scale
 
 
-def _forward(q, k, v, beta, g, state, cu_seqlens, scale: float, n: int, l2norm: bool, keep: bool):
-    """Outputs, last states, and what the backward needs: states entering chunks and errors."""
-    q, k, v = _rows(q), _rows(k), _rows(v)
-    sizes = _sizes(q, v, cu_seqlens, scale, n, l2norm)
+def _forward(q, k, v, beta, g, initial_state, cu_seqlens, scale, householders, l2norm, save):
+    """Outputs, last states, and what the backward needs: states entering chunks, and E."""
+    q, k, v = _contiguous_rows(q), _contiguous_rows(k), _contiguous_rows(v)
+    sizes = _sizes(q, v, cu_seqlens, scale, householders, l2norm)
     out = q.new_empty(*q.shape[:3], v.shape[3])
-    final = q.new_empty(sizes[0], *sizes[2:5])
-    states, errors = _saved(q, v, cu_seqlens, n, keep)
-    state = None if state is None else state.contiguous()
-    library.expect_writes(out, states, errors)
+    final_state = q.new_empty(sizes[0], *sizes[2:5])
+    states, E = _new_saved(q, v, cu_seqlens, householders, save)
+    initial_state = None if initial_state is None else initial_state.contiguous()
+    library.expect_writes(out, states, E)
     at, strided = library.address, library.strided
     library.CALL["delta_forward"](
         library.DELTA.pack(
             *sizes,
             *strided(q), *strided(k), *strided(v), *strided(beta), *strided(g), 0, 0, 0, 0,
-            *map(at, (cu_seqlens, state, out, final)), *((at(states), at(errors)) if keep else (0, 0)),
-            *(0,) * 7,
+            *map(at, (cu_seqlens, initial_state, out, final_state)), *((at(states), at(E)) if save else (0,
+            0)), *(0,) * 7,
         )
     )  # fmt: skip
-    return out, final, states, errors
+    return out, final_state, states, E
 
 
-def _backward(q, k, v, beta, g, state, cu_seqlens, states, errors, dout, dfinal, scale, n, l2norm):
-    """Gradients of q, k, v, beta, g (empty without a gate) and of the first state (empty without one)."""
-    q, k, v, dout = _rows(q), _rows(k), _rows(v), _rows(dout)
-    gradients = _gradients(q, k, v, g, state)
-    dq, dk, dv, dbeta, dg, dstate = gradients
-    dfinal = None if dfinal is None else dfinal.contiguous()
+def _backward(
+    q, k, v, beta, g, initial_state, cu_seqlens, states, E, dout, dfinal_state, scale, householders, l2norm
+):
+    """Gradients of q, k, v, beta, g and the initial state, the last two empty for absent inputs."""
+    q, k, v, dout = _contiguous_rows(q), _contiguous_rows(k), _contiguous_rows(v), _contiguous_rows(dout)
+    gradients = _new_gradients(q, k, v, g, initial_state)
+    dq, dk, dv, *_ = gradients
+    dfinal_state = None if dfinal_state is None else dfinal_state.contiguous()
     library.expect_writes(dq, dk, dv)
     at, strided = library.address, library.strided
     library.CALL["delta_backward"](
         library.DELTA.pack(
-            *_sizes(q, v, cu_seqlens, scale, n, l2norm),
+            *_sizes(q, v, cu_seqlens, scale, householders, l2norm),
             *strided(q), *strided(k), *strided(v), *strided(beta), *strided(g), *strided(dout),
-            *map(at, (cu_seqlens, state, None, None, states, errors, dfinal, dq, dk, dv, dbeta, dg, dstate)),
+            *map(at, (cu_seqlens, initial_state, None, None, states, E, dfinal_state, *gradients)),
         )
     )  # fmt: skip
     return gradients
-
-
-def _gradients(q, k, v, g, state) -> list[Tensor]:
-    """Room for them, contiguous."""
-    dg = q.new_empty(0 if g is None else g.shape)
-    dstate = q.new_empty(0 if state is None else state.shape)
-    return [*(q.new_empty(x.shape) for x in (q, k, v)), q.new_empty(k.shape[:3]), dg, dstate]
 
 
 class _Native(torch.autograd.Function):
     """Autograd around the two ops. `torch.library.register_autograd` takes three times as long per call."""
 
     @staticmethod
-    def forward(ctx, q, k, v, beta, g, state, cu_seqlens, scale, n, l2norm, keep):
+    def forward(ctx, q, k, v, beta, g, initial_state, cu_seqlens, scale, householders, l2norm, save):
+        inputs = q, k, v, beta, g, initial_state, cu_seqlens
         forward = without_dispatcher(q, _forward, delta_forward)
-        out, final, states, errors = forward(q, k, v, beta, g, state, cu_seqlens, scale, n, l2norm, keep)
-        ctx.save_for_backward(q, k, v, beta, g, state, cu_seqlens, states, errors)
-        ctx.options = scale, n, l2norm
+        out, final_state, states, E = forward(*inputs, scale, householders, l2norm, save)
+        ctx.save_for_backward(*inputs, states, E)
+        ctx.scalars = scale, householders, l2norm
         ctx.set_materialize_grads(False)
-        return out, final
+        return out, final_state
 
     @staticmethod
     @first_derivative_only
-    def backward(ctx, dout, dfinal):
-        q, k, v, beta, g, state, *saved = ctx.saved_tensors
+    def backward(ctx, dout, dfinal_state):
+        q, _, v, _, g, initial_state, *_ = ctx.saved_tensors
         if dout is None:
             dout = q.new_zeros(*q.shape[:3], v.shape[3])
         backward = without_dispatcher(q, _backward, delta_backward)
-        dq, dk, dv, dbeta, dg, dstate = backward(q, k, v, beta, g, state, *saved, dout, dfinal, *ctx.options)
-        gate, first = None if g is None else dg, None if state is None else dstate
-        return dq, dk, dv, dbeta, gate, first, None, None, None, None, None
+        dq, dk, dv, dbeta, dg, dinitial_state = backward(*ctx.saved_tensors, dout, dfinal_state, *ctx.scalars)
+        dg = None if g is None else dg
+        dinitial_state = None if initial_state is None else dinitial_state
+        return dq, dk, dv, dbeta, dg, dinitial_state, None, None, None, None, None
 
 
-def _forward_fake(q, k, v, beta, g, state, cu_seqlens, scale, n, l2norm, keep):
+def _forward_fake(q, k, v, beta, g, initial_state, cu_seqlens, scale, householders, l2norm, save):
     (B, _, H, K), V = q.shape, v.shape[-1]
     sequences = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    final = q.new_empty(sequences, H, K, V)
-    return q.new_empty(*q.shape[:3], V), final, *_saved(q, v, cu_seqlens, n, keep)
+    final_state = q.new_empty(sequences, H, K, V)
+    return q.new_empty(*q.shape[:3], V), final_state, *_new_saved(q, v, cu_seqlens, householders, save)
 
 
-def _backward_fake(q, k, v, beta, g, state, cu_seqlens, states, errors, dout, dfinal, scale, n, l2norm):
-    return _gradients(q, k, v, g, state)
+def _backward_fake(q, k, v, beta, g, initial_state, *_) -> list[Tensor]:
+    return _new_gradients(q, k, v, g, initial_state)
 
 
-INPUTS = "Tensor q, Tensor k, Tensor v, Tensor beta, Tensor? g, Tensor? state, Tensor? cu_seqlens"
-OPTIONS = "float scale, int n, bool l2norm"
+INPUTS = "Tensor q, Tensor k, Tensor v, Tensor beta, Tensor? g, Tensor? initial_state, Tensor? cu_seqlens"
+SCALARS = "float scale, int householders, bool l2norm"
 register_op(
-    f"native_delta_forward({INPUTS}, {OPTIONS}, bool keep) -> (Tensor, Tensor, Tensor, Tensor)",
+    f"native_delta_forward({INPUTS}, {SCALARS}, bool save) -> (Tensor, Tensor, Tensor, Tensor)",
     _forward,
     _forward_fake,
     devices=("CPU",),
 )
 register_op(
-    f"native_delta_backward({INPUTS}, Tensor states, Tensor errors, Tensor dout, Tensor? dfinal, {OPTIONS}) "
+    f"native_delta_backward({INPUTS}, Tensor states, Tensor E, Tensor dout, Tensor? dfinal_state, {SCALARS}) "
     "-> Tensor[]",
     _backward,
     _backward_fake,

@@ -5,6 +5,8 @@ import itertools
 import torch
 from torch import Tensor
 
+from statetrack.ops.delta_rule.options import DeltaRuleOptions
+
 
 def delta_rule_reference(
     q: Tensor,
@@ -12,54 +14,32 @@ def delta_rule_reference(
     v: Tensor,
     beta: Tensor,
     g: Tensor | None,
-    state: Tensor | None,
-    *,
-    scale: float,
-    householders: int,
-    l2norm: bool,
+    initial_state: Tensor | None,
     cu_seqlens: Tensor | None,
-    beta_from_logits: float | None = None,
-    final: bool = True,
-    max_seqlen: int | None = None,
+    options: DeltaRuleOptions,
 ) -> tuple[Tensor, Tensor]:
     """Run the recurrence of Eq. 1 with the DeltaNet row of Table 1.
 
         S_t = (I - beta_t k_t k_t^T) exp(g_t) S_{t-1} + beta_t k_t v_t^T        o_t = scale S_t^T q_t
 
     Shapes: q (B, T, H, K); k (B, T n, H, K); v (B, T n, H, V); beta (B, T n, H); g (B, T, H);
-    state (N, H, K, V), where n = `householders` and N is B, or the number of packed sequences.
+    initial_state (N, H, K, V), where n = `householders` and N is B, or the number of packed sequences.
     With ||k_t|| = 1 the transition has eigenvalue 1 - beta_t once and 1 elsewhere, so beta in [0, 2]
     gives the range [-1, 1] of Eq. 2. A token makes n such steps, decays before the first and is read
-    after the last (DeltaProduct). Returns the outputs and the last state of every sequence, which a backend
-    may leave out, as None, unless `final`. With `beta_from_logits`, beta is given as `strengths` describes.
+    after the last (DeltaProduct). Returns the outputs and the last state of every sequence.
     """
-    beta = strengths(beta, beta_from_logits)
+    beta = beta_values(beta, options.beta_from_logits)
+    scale, householders = options.scale, options.householders
     if cu_seqlens is not None:
-        bounds = cu_seqlens.tolist()
-        parts = [
-            delta_rule_reference(
-                q[:, start:stop],
-                k[:, start * householders : stop * householders],
-                v[:, start * householders : stop * householders],
-                beta[:, start * householders : stop * householders],
-                None if g is None else g[:, start:stop],
-                None if state is None else state[i : i + 1],
-                scale=scale,
-                householders=householders,
-                l2norm=l2norm,
-                cu_seqlens=None,
-            )
-            for i, (start, stop) in enumerate(itertools.pairwise(bounds))
-        ]
-        return torch.cat([o for o, _ in parts], dim=1), torch.cat([S for _, S in parts], dim=0)
+        return _one_by_one(q, k, v, beta, g, initial_state, cu_seqlens, options)
 
     # Halves accumulate in float32, float64 stays.
     dtype = torch.promote_types(q.dtype, torch.float32)
     q, k, v, beta = (x.to(dtype) for x in (q, k, v, beta))
-    if l2norm:
+    if options.l2norm:
         q, k = l2_normalise(q), l2_normalise(k)
     (B, T, H, K), V = q.shape, v.shape[-1]
-    S = q.new_zeros(B, H, K, V) if state is None else state.to(dtype)
+    S = q.new_zeros(B, H, K, V) if initial_state is None else initial_state.to(dtype)
     outputs = []
     for t in range(T):
         if g is not None:
@@ -71,11 +51,39 @@ def delta_rule_reference(
     return torch.stack(outputs, dim=1) if outputs else v.new_zeros(B, 0, H, V), S
 
 
-def strengths(beta: Tensor, from_logits: float | None) -> Tensor:
-    """beta itself; or, where it holds logits x, s sigmoid(x) with s = `from_logits`, in float32 at least."""
-    if from_logits is None:
+def _one_by_one(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    g: Tensor | None,
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor,
+    options: DeltaRuleOptions,
+) -> tuple[Tensor, Tensor]:
+    """Each packed sequence as a call of its own; `beta` holds no logits any more."""
+    n, options = options.householders, options._replace(beta_from_logits=None)
+    results = [
+        delta_rule_reference(
+            q[:, start:stop],
+            k[:, start * n : stop * n],
+            v[:, start * n : stop * n],
+            beta[:, start * n : stop * n],
+            None if g is None else g[:, start:stop],
+            None if initial_state is None else initial_state[i : i + 1],
+            None,
+            options,
+        )
+        for i, (start, stop) in enumerate(itertools.pairwise(cu_seqlens.tolist()))
+    ]
+    return torch.cat([o for o, _ in results], dim=1), torch.cat([S for _, S in results], dim=0)
+
+
+def beta_values(beta: Tensor, beta_from_logits: float | None) -> Tensor:
+    """beta itself; or s sigmoid(beta) with s = `beta_from_logits`, in float32 at least."""
+    if beta_from_logits is None:
         return beta
-    return from_logits * torch.sigmoid(beta.to(torch.promote_types(beta.dtype, torch.float32)))
+    return beta_from_logits * torch.sigmoid(beta.to(torch.promote_types(beta.dtype, torch.float32)))
 
 
 def l2_normalise(x: Tensor, eps: float = 1e-6) -> Tensor:
@@ -84,9 +92,9 @@ def l2_normalise(x: Tensor, eps: float = 1e-6) -> Tensor:
 
 
 def floor_decay(g: Tensor) -> Tensor:
-    """Log-decays no smaller than the dtype can tell from forgetting everything.
+    """g with a lower bound at which exp(g) is zero for all purposes.
 
-    Chunked forms take differences of running sums of g; without a floor a decay of exp(-10000) would cost
-    the digits of all decays after it, and exp(-inf) would make them NaN.
+    Chunked forms take differences of running sums of g: without the bound g = -10000 would leave too few
+    bits for the decays after it, and g = -inf would make them NaN.
     """
     return g.clamp(min=-40.0 if g.dtype == torch.float32 else -700.0)

@@ -6,20 +6,10 @@ from statetrack.errors import UserError
 from statetrack.ops import checks
 from statetrack.ops.backends import no_triton, pick_backend
 
-
-def _reference():
-    from statetrack.ops.embedding.reference import embedding_reference
-
-    return embedding_reference
-
-
-def _triton():
-    from statetrack.ops.embedding.triton.backend import embedding_triton
-
-    return embedding_triton
-
-
-BACKENDS = {"reference": _reference, "triton": _triton}
+BACKENDS = {
+    "reference": "statetrack.ops.embedding.reference:embedding_reference",
+    "triton": "statetrack.ops.embedding.triton.backend:embedding_triton",
+}
 
 
 def _triton_refuses(tokens: Tensor, weight: Tensor) -> str | None:

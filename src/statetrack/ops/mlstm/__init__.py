@@ -8,20 +8,10 @@ from statetrack.ops import checks
 from statetrack.ops.backends import pick_backend
 from statetrack.ops.mlstm.reference import MLSTMCell
 
-
-def _reference():
-    from statetrack.ops.mlstm.reference import mlstm_reference
-
-    return mlstm_reference
-
-
-def _chunked():
-    from statetrack.ops.mlstm.chunked import mlstm_chunked
-
-    return mlstm_chunked
-
-
-BACKENDS = {"reference": _reference, "chunked": _chunked}
+BACKENDS = {
+    "reference": "statetrack.ops.mlstm.reference:mlstm_reference",
+    "chunked": "statetrack.ops.mlstm.chunked:mlstm_chunked",
+}
 
 
 def mlstm(
@@ -34,9 +24,25 @@ def mlstm(
     initial_state: MLSTMCell | None = None,
     backend: str = "auto",
 ) -> tuple[Tensor, MLSTMCell]:
-    """Apply the mLSTM along time. Equation and shapes: `reference.mlstm_reference`.
+    """Apply the mLSTM (Beck et al. 2024) along time: a matrix memory with scalar gates.
 
-    Outputs come in the dtype of v, states in float32 (float64 when q is).
+        C_t = sigmoid(f_t) C_{t-1} + exp(i_t) k_t v_t^T / sqrt(K)
+        n_t = sigmoid(f_t) n_{t-1} + exp(i_t) k_t / sqrt(K)
+        h_t = C_t^T q_t / max(|n_t . q_t|, 1)
+
+    Shapes, with time before heads: q, k (B, T, H, K); v (B, T, H, V); i, f (B, T, H), the gates before
+    their exp and sigmoid, any real numbers. C and n are kept divided by exp(m_t), m_t = max(log
+    sigmoid(f_t) + m_{t-1}, i_t), so that large gates do not overflow; m cancels in h.
+
+    Returns h (B, T, H, V) in the dtype of v, and the last state, an `MLSTMCell` of C (B, H, K, V), n (B, H,
+    K) and m (B, H) in float32 (float64 if q is), which a later call takes as `initial_state`. `backend` is
+    "auto", "reference" or "chunked".
+
+    >>> q, k, v = torch.randn(3, 2, 16, 4, 32).unbind()              # B, T, H, K = 2, 16, 4, 32
+    >>> i, f = torch.randn(2, 2, 16, 4).unbind()
+    >>> h, state = mlstm(q, k, v, i, f)
+    >>> h.shape, state.C.shape
+    (torch.Size([2, 16, 4, 32]), torch.Size([2, 4, 32, 32]))
     """
     op = "mlstm"
     if q.ndim != 4 or v.ndim != 4:

@@ -1,5 +1,5 @@
-// What Python hands over: one block of eight-byte fields per op, for both directions. The Python side packs
-// the same fields in the same order (ops/*/native.py); pointers to absent tensors are null.
+// The arguments from Python: one block of eight-byte fields per op, for both directions. Python packs the
+// same fields in the same order (ops/*/native.py); pointers to absent tensors are null.
 #pragma once
 
 #include <cstdint>
@@ -21,18 +21,19 @@ struct Scan {
     float *last, *saved;                // (batch, channels, N); (batch, chunks, N, channels rounded up)
     const float* dlast;
     float *du, *ddelta, *dz, *dA, *dB, *dC, *dD, *dbias, *dstate;  // dB, dC (batch, time, N)
-    float* partial;                                                // room for sums: `Partial`
+    float* partial;                                                // buffer for sums: `Partial`
 };
 
 struct Delta {
-    int64_t sequences, T, H, K, V, n, chunk;  // T is the length of the row when packed; chunk in tokens
+    int64_t sequences, T, H, K, V;
+    int64_t householders, chunk;  // steps per token; tokens per chunk. T is the length of the row when packed
     int64_t l2norm, threads;
     double scale;
     Tensor3 q, k, v, beta, g, dout;  // (batch, time, heads), the width contiguous
-    const int64_t* bounds;           // offsets of packed sequences, or null
-    const float* state;              // (sequences, H, K, V)
+    const int64_t* cu_seqlens;       // offsets of packed sequences, or null
+    const float* initial_state;      // (sequences, H, K, V)
     float *out, *final_state;
     float *states, *errors;  // saved: the state entering every chunk, padded, and v - S^T k of every step
-    const float* dfinal;
-    float *dq, *dk, *dv, *dbeta, *dg, *dstate;
+    const float* dfinal_state;
+    float *dq, *dk, *dv, *dbeta, *dg, *dinitial_state;
 };

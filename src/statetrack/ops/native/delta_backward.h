@@ -20,9 +20,9 @@ struct Backward {
     const Delta& d;
     Chunk& c;
     float *S, *D, *E, *U, *X, *Y, *dO;             // S, D (K, V); [rows][V], dO [tokens][V]
-    float *U_t, *Y_t, *dO_t;                       // [V][most_rows], [V][most_tokens]
+    float *U_t, *Y_t, *dO_t;                       // [V][max_rows], [V][max_tokens]
     float *dP, *dA;                                // as P and A
-    float *dQ, *dK, *dQ_t, *dK_t, *through_S;      // [tokens][K], [rows][K], [K][most_tokens], [K][most_rows]
+    float *dQ, *dK, *dQ_t, *dK_t, *through_S;      // [tokens][K], [rows][K], [K][max_tokens], [K][max_rows]
     float *dG;                                     // [rows]
 };
 
@@ -37,9 +37,9 @@ void transpose_rows(float* x, int64_t rows, int64_t width, float* out, int64_t l
 void inner_gradients(const Backward& w) {
     const Delta& d = w.d;
     const Chunk& c = w.c;
-    const int64_t columns = round_up(c.rows, W), ld = c.most_rows;
+    const int64_t columns = round_up(c.rows, W), ld = c.max_rows;
     product(c.tokens, columns, d.V, rows_of(w.dO, c.V), w.U_t, ld, w.dA, ld, 1.0f, false,
-            d.n == 1 ? RESULT_LOWER : WHOLE);
+            d.householders == 1 ? RESULT_LOWER : FULL);
     product(c.rows, columns, d.V, rows_of(w.Y, c.V), w.U_t, ld, w.dP, ld, -1.0f, false, RESULT_LOWER);
     c.clear_above(w.dP, w.dA);
     if (!d.g.data) return;
@@ -55,7 +55,7 @@ void inner_gradients(const Backward& w) {
             store(w.dG + j, load(w.dG + j) - moved);
             store(gradient + j, slope * load(decay + j));
         }
-        w.dG[keys ? i : (i - c.rows) * d.n] += sum(total);
+        w.dG[keys ? i : (i - c.rows) * d.householders] += sum(total);
     }
 }
 
@@ -63,12 +63,12 @@ void inner_gradients(const Backward& w) {
 void state_gradients(const Backward& w, bool entered, bool leaving) {
     const Delta& d = w.d;
     const Chunk& c = w.c;
-    const int64_t rows = round_up(c.rows, W), tokens = round_up(c.tokens, W), ld = c.most_rows;
+    const int64_t rows = round_up(c.rows, W), tokens = round_up(c.tokens, W), ld = c.max_rows;
     const bool gate = d.g.data;
     if (entered) {
         transpose_rows(w.Y, c.rows, c.V, w.Y_t, ld);
-        transpose_rows(w.dO, c.tokens, c.V, w.dO_t, c.most_tokens);
-        product(d.K, tokens, d.V, rows_of(w.S, c.V), w.dO_t, c.most_tokens, w.dQ_t, c.most_tokens, 1.0f,
+        transpose_rows(w.dO, c.tokens, c.V, w.dO_t, c.max_tokens);
+        product(d.K, tokens, d.V, rows_of(w.S, c.V), w.dO_t, c.max_tokens, w.dQ_t, c.max_tokens, 1.0f,
                 false);
         product(d.K, rows, d.V, rows_of(w.S, c.V), w.Y_t, ld, w.dK_t, ld, -1.0f, false);
     }
@@ -101,11 +101,11 @@ void state_gradients(const Backward& w, bool entered, bool leaving) {
         for (int64_t i = 0; i < c.tokens; i++) {
             float total = 0.0f;
             for (int64_t k = 0; k < d.K; k++) {
-                float* x = w.dQ_t + k * c.most_tokens + i;
-                *x *= c.in[i * d.n];
+                float* x = w.dQ_t + k * c.max_tokens + i;
+                *x *= c.in[i * d.householders];
                 total += *x * c.Q[i * c.K + k];
             }
-            w.dG[i * d.n] += total;
+            w.dG[i * d.householders] += total;
         }
     if (entered && leaving) {
         vec both = (vec){};
@@ -119,14 +119,14 @@ void state_gradients(const Backward& w, bool entered, bool leaving) {
 void gather_gradients(const Backward& w, bool entered, bool leaving) {
     const Delta& d = w.d;
     const Chunk& c = w.c;
-    const int64_t ld = c.most_rows, K = c.K;
-    const bool simple = d.n == 1;
-    if (entered) transpose(w.dQ_t, c.most_tokens, w.dQ, K, K, round_up(c.tokens, W));
+    const int64_t ld = c.max_rows, K = c.K;
+    const bool simple = d.householders == 1;
+    if (entered) transpose(w.dQ_t, c.max_tokens, w.dQ, K, K, round_up(c.tokens, W));
     if (entered || leaving) transpose(w.dK_t, ld, w.dK, K, K, round_up(c.rows, W));
     const Matrix dA = rows_of(w.dA, ld), dP = rows_of(w.dP, ld);
-    product(c.tokens, K, c.rows, dA, c.keys, K, w.dQ, K, 1.0f, entered, simple ? FACTOR_LOWER : WHOLE);
+    product(c.tokens, K, c.rows, dA, c.keys, K, w.dQ, K, 1.0f, entered, simple ? FACTOR_LOWER : FULL);
     product(c.rows, K, c.tokens, transposed(dA), c.Q, K, w.dK, K, 1.0f, entered || leaving,
-            simple ? FACTOR_UPPER : WHOLE);
+            simple ? FACTOR_UPPER : FULL);
     product(c.rows, K, c.rows, dP, c.keys, K, w.dK, K, 1.0f, true, FACTOR_LOWER);
     product(c.rows, K, c.rows, transposed(dP), c.keys, K, w.dK, K, 1.0f, true, FACTOR_UPPER);
 }
@@ -158,15 +158,15 @@ void backward_chunk(const Backward& w, int64_t chunk, bool entered, bool leaving
         copy_row(w.dO + i * V, at(d.dout, where.batch, c.token + i, c.h), d.V, V);
     for (int64_t i = 0; i < c.rows; i++) {
         float* e = w.E + i * V;
-        copy_row(e, d.errors + ((first * d.n + i) * d.H + c.h) * d.V, d.V, V);
+        copy_row(e, d.errors + ((first * d.householders + i) * d.H + c.h) * d.V, d.V, V);
         for (int64_t j = 0; j < V; j += W) store(w.U + i * V + j, c.b[i] * load(e + j));
     }
-    if (d.g.data) memset(w.dG, 0, c.most_rows * sizeof(float));
-    product(c.rows, V, c.tokens, transposed(rows_of(c.A, c.most_rows)), w.dO, V, w.X, V, 1.0f, false,
-            d.n == 1 ? FACTOR_UPPER : WHOLE);
+    if (d.g.data) memset(w.dG, 0, c.max_rows * sizeof(float));
+    product(c.rows, V, c.tokens, transposed(rows_of(c.A, c.max_rows)), w.dO, V, w.X, V, 1.0f, false,
+            d.householders == 1 ? FACTOR_UPPER : FULL);
     if (leaving) product(c.rows, V, d.K, rows_of(c.k_out, K), w.D, V, w.X, V, 1.0f, true);
-    solve(c.rows, V, transposed(rows_of(c.P, c.most_rows)), true, c.b, w.X, w.Y);
-    transpose_rows(w.U, c.rows, V, w.U_t, c.most_rows);
+    solve(c.rows, V, transposed(rows_of(c.P, c.max_rows)), true, c.b, w.X, w.Y);
+    transpose_rows(w.U, c.rows, V, w.U_t, c.max_rows);
     inner_gradients(w);
     state_gradients(w, entered, leaving);
     gather_gradients(w, entered, leaving);
@@ -176,7 +176,7 @@ void backward_chunk(const Backward& w, int64_t chunk, bool entered, bool leaving
         product(d.K, V, c.rows, transposed(rows_of(c.k_in, K)), w.Y, V, w.D, V, -1.0f, true);
     }
     for (int64_t i = 0; i < c.rows; i++) {
-        const int64_t row = (first * d.n + i) * d.H + c.h;
+        const int64_t row = (first * d.householders + i) * d.H + c.h;
         vec dot = (vec){};
         for (int64_t j = 0; j < V; j += W) dot += load(w.X + i * V + j) * load(w.E + i * V + j);
         d.dbeta[row] = sum(dot);
@@ -189,7 +189,7 @@ void backward_chunk(const Backward& w, int64_t chunk, bool entered, bool leaving
     // G is a running sum, so g_t moves every later G of its chunk; below the floor it moves nothing
     float later = 0.0f;
     for (int64_t i = d.g.data ? c.tokens - 1 : -1; i >= 0; i--) {
-        for (int64_t j = 0; j < d.n; j++) later += w.dG[i * d.n + j];
+        for (int64_t j = 0; j < d.householders; j++) later += w.dG[i * d.householders + j];
         const float g = *at(d.g, where.batch, c.token + i, c.h);
         d.dg[(first + i) * d.H + c.h] = g < FLOOR ? 0.0f : later;
     }
@@ -200,20 +200,20 @@ void delta_backward_item(void* context, int64_t item) {
     const int64_t s = item / d.H, h = item % d.H, own = (s * d.H + h) * d.K * d.V;
     const Sequence where(d, s);
     Chunk c(d, where, h);
-    const int64_t K = c.K, V = c.V, R = c.most_rows, T = c.most_tokens;
-    Pieces take{scratch(c.numbers() + K * V + (6 * R + 2 * T) * V + (R + T) * R + (3 * R + 2 * T) * K + R)};
+    const int64_t K = c.K, V = c.V, R = c.max_rows, T = c.max_tokens;
+    Arena take{scratch(c.floats() + K * V + (6 * R + 2 * T) * V + (R + T) * R + (3 * R + 2 * T) * K + R)};
     c.place([&](int64_t n) { return take(n); });
     Backward w = {d, c, nullptr, take(K * V), take(R * V), take(R * V), take(R * V), take(R * V), take(T * V),
                   take(R * V), take(R * V), take(T * V), take(R * R), take(T * R),
                   take(T * K), take(R * K), take(T * K), take(R * K), take(R * K), take(R)};
-    read_state(d, d.dfinal ? d.dfinal + own : nullptr, w.D, K, V);
+    read_state(d, d.dfinal_state ? d.dfinal_state + own : nullptr, w.D, K, V);
     memset(w.dQ_t, 0, T * K * sizeof(float));
     memset(w.dK_t, 0, R * K * sizeof(float));
     for (int64_t chunk = where.chunks - 1; chunk >= 0; chunk--) {
         w.S = d.states + ((where.first_chunk + chunk) * d.H + h) * K * V;
-        backward_chunk(w, chunk, d.state || chunk, d.dfinal || chunk < where.chunks - 1);
+        backward_chunk(w, chunk, d.initial_state || chunk, d.dfinal_state || chunk < where.chunks - 1);
     }
-    if (d.dstate) write_state(d, w.D, d.dstate + own, V);
+    if (d.dinitial_state) write_state(d, w.D, d.dinitial_state + own, V);
 }
 
 }  // namespace

@@ -2,8 +2,9 @@
 //
 //     P = strictly_lower(K K^T o exp(G_i - G_j))        A = lower(Q K^T o exp(G_i - G_j))
 //
-// A chunk has `tokens` tokens and `rows` = tokens n steps. Widths are padded with zeros to multiples of 16,
-// and so are rows where they become columns. Without a gate (G = 0) decayed copies of Q and K are Q and K.
+// A chunk has `tokens` tokens and `rows` = tokens x householders steps. Widths are padded with zeros to
+// multiples of 16, and so are rows where they become columns. Without a gate (G = 0) decayed copies of Q
+// and K are Q and K.
 #pragma once
 
 #include "arguments.h"
@@ -12,36 +13,40 @@
 
 namespace {
 
-constexpr float FLOOR = -40.0f;  // of g: smaller decays forget everything, and would cost others digits
+// Lower bound of g: exp(-40) is zero for all purposes, and much smaller values would cost the precision of
+// others.
+constexpr float FLOOR = -40.0f;
 
 // Where a sequence's tokens are and how it is cut: chunks of nearly equal length.
 struct Sequence {
     int64_t batch, start, length, chunks, size, first_chunk;
 
-    // As many as come nearest to the wished length, less those that rounding a chunk's length up leaves empty.
+    // The number of chunks whose length comes nearest to `chunk`, without those that would be empty because
+    // the length is rounded up.
     static int64_t count(int64_t length, int64_t chunk) {
         if (length == 0) return 0;
-        const int64_t nearest = (length + chunk / 2) / chunk, wished = nearest ? nearest : 1;
-        const int64_t size = (length + wished - 1) / wished;
+        const int64_t nearest = (length + chunk / 2) / chunk, wanted = nearest ? nearest : 1;
+        const int64_t size = (length + wanted - 1) / wanted;
         return (length + size - 1) / size;
     }
 
     Sequence(const Delta& d, int64_t s) {
-        batch = d.bounds ? 0 : s;
-        start = d.bounds ? d.bounds[s] : 0;
-        length = d.bounds ? d.bounds[s + 1] - start : d.T;
+        batch = d.cu_seqlens ? 0 : s;
+        start = d.cu_seqlens ? d.cu_seqlens[s] : 0;
+        length = d.cu_seqlens ? d.cu_seqlens[s + 1] - start : d.T;
         chunks = count(length, d.chunk);
         size = chunks ? (length + chunks - 1) / chunks : 0;
-        first_chunk = d.bounds ? 0 : s * chunks;
-        if (d.bounds)
-            for (int64_t i = 0; i < s; i++) first_chunk += count(d.bounds[i + 1] - d.bounds[i], d.chunk);
+        first_chunk = d.cu_seqlens ? 0 : s * chunks;
+        if (d.cu_seqlens)
+            for (int64_t i = 0; i < s; i++) first_chunk += count(d.cu_seqlens[i + 1] - d.cu_seqlens[i],
+            d.chunk);
     }
 
-    int64_t tokens(int64_t chunk) const { return smaller(size, length - chunk * size); }
+    int64_t tokens(int64_t chunk) const { return min(size, length - chunk * size); }
 };
 
-// Ask for a row ahead of its use: rows of one head lie far apart, which hides them from the hardware.
-INLINE void ask(const float* row, int64_t numbers) {
+// Prefetch a row: rows of one head lie far apart, so the hardware prefetcher does not see them coming.
+INLINE void prefetch(const float* row, int64_t numbers) {
     for (int64_t i = 0; i < numbers; i += 16) __builtin_prefetch(row + i);
 }
 
@@ -52,9 +57,9 @@ INLINE const float* at(const Tensor3& x, int64_t batch, int64_t t, int64_t h) {
 struct Chunk {
     const Delta& d;
     const Sequence& where;
-    int64_t h, K, V, most_rows, most_tokens;  // widths and largest counts, padded
+    int64_t h, K, V, max_rows, max_tokens;  // widths and largest counts, padded
     int64_t tokens, rows, token, step;        // of this chunk: counts, and the first token and step
-    // Q and q_in [tokens][K]; keys [rows][K] and K^T; P [rows][most_rows]; A [tokens][most_rows]; b [rows]
+    // Q and q_in [tokens][K]; keys [rows][K] and K^T; P [rows][max_rows]; A [tokens][max_rows]; b [rows]
     float *Q, *keys, *keys_t, *P, *A, *b, *q_in, *k_in, *k_out;
     float *G, *in, *out;         // only with a gate: G, e^G and e^(G_C - G) per step
     float *decay_P, *decay_A;    // only with a gate: e^(G_i - G_j)
@@ -62,75 +67,75 @@ struct Chunk {
 
     Chunk(const Delta& d, const Sequence& where, int64_t h)
         : d(d), where(where), h(h), K(round_up(d.K, 16)), V(round_up(d.V, 16)),
-          most_rows(round_up(where.size * d.n, 16)), most_tokens(round_up(where.size, 16)) {}
+          max_rows(round_up(where.size * d.householders, 16)), max_tokens(round_up(where.size, 16)) {}
 
-    int64_t numbers() const {
-        const int64_t gate = d.g.data ? 3 * most_rows + (most_tokens + 2 * most_rows) * K +
-                                            (most_rows + most_tokens) * most_rows
+    int64_t floats() const {
+        const int64_t gate = d.g.data ? 3 * max_rows + (max_tokens + 2 * max_rows) * K +
+                                            (max_rows + max_tokens) * max_rows
                                       : 0;
-        return most_tokens * K + 2 * most_rows * K + (most_rows + most_tokens) * most_rows + 2 * most_rows +
-               most_tokens + gate;
+        return max_tokens * K + 2 * max_rows * K + (max_rows + max_tokens) * max_rows + 2 * max_rows +
+               max_tokens + gate;
     }
 
     template <class Take>
     void place(Take take) {
-        Q = take(most_tokens * K);
-        keys = take(most_rows * K);
-        keys_t = take(most_rows * K);
-        P = take(most_rows * most_rows);
-        A = take(most_tokens * most_rows);
-        b = take(most_rows);
-        scale_q = take(most_tokens);
-        scale_k = take(most_rows);
+        Q = take(max_tokens * K);
+        keys = take(max_rows * K);
+        keys_t = take(max_rows * K);
+        P = take(max_rows * max_rows);
+        A = take(max_tokens * max_rows);
+        b = take(max_rows);
+        scale_q = take(max_tokens);
+        scale_k = take(max_rows);
         q_in = Q, k_in = k_out = keys;
         G = in = out = decay_P = decay_A = nullptr;
         if (!d.g.data) return;
-        G = take(most_rows);
-        in = take(most_rows);
-        out = take(most_rows);
-        q_in = take(most_tokens * K);
-        k_in = take(most_rows * K);
-        k_out = take(most_rows * K);
-        decay_P = take(most_rows * most_rows);
-        decay_A = take(most_tokens * most_rows);
+        G = take(max_rows);
+        in = take(max_rows);
+        out = take(max_rows);
+        q_in = take(max_tokens * K);
+        k_in = take(max_rows * K);
+        k_out = take(max_rows * K);
+        decay_P = take(max_rows * max_rows);
+        decay_A = take(max_tokens * max_rows);
     }
 
     float end() const { return d.g.data ? in[rows - 1] : 1.0f; }  // e^(G_C), the decay of the state
 
-    // Read chunk number `chunk` and compute P and A; the chunk `ahead` tokens further on is needed next.
+    // Load a chunk and compute its P and A; prefetch the chunk `ahead` tokens further on, which comes next.
     void read(int64_t chunk, int64_t ahead) {
-        tokens = where.tokens(chunk), rows = tokens * d.n;
-        token = where.start + chunk * where.size, step = token * d.n;
+        tokens = where.tokens(chunk), rows = tokens * d.householders;
+        token = where.start + chunk * where.size, step = token * d.householders;
         for (int64_t i = 0; i < tokens; i++) {
             copy_row(Q + i * K, at(d.q, where.batch, token + i, h), d.K, K);
-            ask(at(d.q, where.batch, token + i + ahead, h), d.K);
+            prefetch(at(d.q, where.batch, token + i + ahead, h), d.K);
             scale_q[i] = normalise(Q + i * K, (float)d.scale);
         }
         for (int64_t i = 0; i < rows; i++) {
             copy_row(keys + i * K, at(d.k, where.batch, step + i, h), d.K, K);
-            ask(at(d.k, where.batch, step + i + ahead * d.n, h), d.K);
+            prefetch(at(d.k, where.batch, step + i + ahead * d.householders, h), d.K);
             scale_k[i] = normalise(keys + i * K, 1.0f);
             b[i] = *at(d.beta, where.batch, step + i, h);
         }
         const int64_t columns = round_up(rows, W);
         if (rows < columns) memset(keys + rows * K, 0, (columns - rows) * K * sizeof(float));
-        transpose(keys, K, keys_t, most_rows, columns, K);
-        const Part part = d.n == 1 ? RESULT_LOWER : WHOLE;
-        product(rows, columns, d.K, rows_of(keys, K), keys_t, most_rows, P, most_rows, 1.0f, false,
+        transpose(keys, K, keys_t, max_rows, columns, K);
+        const Part part = d.householders == 1 ? RESULT_LOWER : FULL;
+        product(rows, columns, d.K, rows_of(keys, K), keys_t, max_rows, P, max_rows, 1.0f, false,
                 RESULT_LOWER);
-        product(tokens, columns, d.K, rows_of(Q, K), keys_t, most_rows, A, most_rows, 1.0f, false, part);
+        product(tokens, columns, d.K, rows_of(Q, K), keys_t, max_rows, A, max_rows, 1.0f, false, part);
         if (d.g.data) read_gate();
         clear_above();
     }
 
-    // Zero what time forbids: P_ij for j >= i, A_ij for steps after token i.
+    // Clear the entries that are not causal: P_ij for j >= i, A_ij for steps after token i.
     void clear_above() const { clear_above(P, A); }
     void clear_above(float* P, float* A) const {
         const int64_t columns = round_up(rows, W);
-        for (int64_t i = 0; i < rows; i++) memset(P + i * most_rows + i, 0, (columns - i) * sizeof(float));
+        for (int64_t i = 0; i < rows; i++) memset(P + i * max_rows + i, 0, (columns - i) * sizeof(float));
         for (int64_t i = 0; i < tokens; i++) {
-            const int64_t seen = (i + 1) * d.n;
-            memset(A + i * most_rows + seen, 0, (columns - seen) * sizeof(float));
+            const int64_t seen = (i + 1) * d.householders;
+            memset(A + i * max_rows + seen, 0, (columns - seen) * sizeof(float));
         }
     }
 
@@ -154,7 +159,7 @@ struct Chunk {
         for (int64_t i = 0; i < tokens; i++) {
             const float g = *at(d.g, where.batch, token + i, h);
             total += g < FLOOR ? FLOOR : g;
-            for (int64_t j = 0; j < d.n; j++) G[i * d.n + j] = total;
+            for (int64_t j = 0; j < d.householders; j++) G[i * d.householders + j] = total;
         }
         for (int64_t i = rows; i < round_up(rows, W); i++) G[i] = total;
         for (int64_t i = 0; i < rows; i += W) {
@@ -162,7 +167,7 @@ struct Chunk {
             store(out + i, exp(total - load(G + i)));
         }
         for (int64_t i = 0; i < rows; i++) {
-            decay_row(decay_P + i * most_rows, P + i * most_rows, G[i]);
+            decay_row(decay_P + i * max_rows, P + i * max_rows, G[i]);
             for (int64_t c = 0; c < K; c += W) {
                 const vec key = load(keys + i * K + c);
                 store(k_in + i * K + c, in[i] * key);
@@ -170,24 +175,24 @@ struct Chunk {
             }
         }
         for (int64_t i = 0; i < tokens; i++) {
-            decay_row(decay_A + i * most_rows, A + i * most_rows, G[i * d.n]);
+            decay_row(decay_A + i * max_rows, A + i * max_rows, G[i * d.householders]);
             for (int64_t c = 0; c < K; c += W)
-                store(q_in + i * K + c, in[i * d.n] * load(Q + i * K + c));
+                store(q_in + i * K + c, in[i * d.householders] * load(Q + i * K + c));
         }
     }
 
     // e^(G_i - G_j) for one i; above the diagonal, where it could overflow, it is one and not read.
     void decay_row(float* decay, float* products, float G_i) const {
         for (int64_t j = 0; j < rows; j += W) {
-            const vec e = exp(least(G_i - load(G + j), 0.0f));
+            const vec e = exp(min(G_i - load(G + j), 0.0f));
             store(decay + j, e);
             store(products + j, e * load(products + j));
         }
     }
 };
 
-// Scratch memory handed out piece by piece, each a multiple of 16 numbers.
-struct Pieces {
+// Scratch memory, allocated from one block; every allocation is a multiple of 16 floats.
+struct Arena {
     float* next;
     float* operator()(int64_t numbers) { return (next += numbers) - numbers; }
 };

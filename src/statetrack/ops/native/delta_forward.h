@@ -32,13 +32,13 @@ void delta_forward_item(void* context, int64_t item) {
     const Sequence where(d, s);
     Chunk c(d, where, h);
     const int64_t K = c.K, V = c.V;
-    Pieces take{scratch(c.numbers() + K * V + (2 * c.most_rows + c.most_tokens) * V)};
+    Arena take{scratch(c.floats() + K * V + (2 * c.max_rows + c.max_tokens) * V)};
     c.place([&](int64_t n) { return take(n); });
-    float *S = take(K * V), *O = take(c.most_tokens * V);
-    float *E = take(c.most_rows * V), *U = take(c.most_rows * V);
-    read_state(d, d.state ? d.state + own * d.K * d.V : nullptr, S, K, V);
+    float *S = take(K * V), *O = take(c.max_tokens * V);
+    float *E = take(c.max_rows * V), *U = take(c.max_rows * V);
+    read_state(d, d.initial_state ? d.initial_state + own * d.K * d.V : nullptr, S, K, V);
     for (int64_t chunk = 0; chunk < where.chunks; chunk++) {
-        const bool entered = d.state || chunk;
+        const bool entered = d.initial_state || chunk;
         c.read(chunk, where.size);
         for (int64_t i = 0; i < c.rows; i++) copy_row(E + i * V, at(d.v, where.batch, c.step + i, h), d.V, V);
         if (entered) {
@@ -46,9 +46,9 @@ void delta_forward_item(void* context, int64_t item) {
                 memcpy(d.states + ((where.first_chunk + chunk) * d.H + h) * K * V, S, K * V * sizeof(float));
             product(c.rows, V, d.K, rows_of(c.k_in, K), S, V, E, V, -1.0f, true);
         }
-        solve(c.rows, V, rows_of(c.P, c.most_rows), false, c.b, E, U);
-        product(c.tokens, V, c.rows, rows_of(c.A, c.most_rows), U, V, O, V, 1.0f, false,
-                d.n == 1 ? FACTOR_LOWER : WHOLE);
+        solve(c.rows, V, rows_of(c.P, c.max_rows), false, c.b, E, U);
+        product(c.tokens, V, c.rows, rows_of(c.A, c.max_rows), U, V, O, V, 1.0f, false,
+                d.householders == 1 ? FACTOR_LOWER : FULL);
         if (entered) product(c.tokens, V, d.K, rows_of(c.q_in, K), S, V, O, V, 1.0f, true);
         scale_all(S, K * V, c.end());
         product(d.K, V, c.rows, transposed(rows_of(c.k_out, K)), U, V, S, V, 1.0f, true);
@@ -57,7 +57,7 @@ void delta_forward_item(void* context, int64_t item) {
             write_row(d.out + ((first + i) * d.H + h) * d.V, O + i * V, d.V);
         if (d.errors)
             for (int64_t i = 0; i < c.rows; i++)
-                write_row(d.errors + ((first * d.n + i) * d.H + h) * d.V, E + i * V, d.V);
+                write_row(d.errors + ((first * d.householders + i) * d.H + h) * d.V, E + i * V, d.V);
     }
     write_state(d, S, d.final_state + own * d.K * d.V, V);
 }

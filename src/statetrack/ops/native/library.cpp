@@ -1,9 +1,9 @@
 // What is compiled once: the choice of the instruction set, the threads, and the functions Python calls.
 //
-// Threads are those of the OpenMP runtime PyTorch has loaded, found by name. A pool of our own would fight
-// it: its workers spin for milliseconds after every parallel call of PyTorch, on the cores ours would need.
-// Where there is none, or after a fork (whose child has lost OpenMP's workers and would wait for them),
-// threads are started for each call.
+// Threads are those of the OpenMP runtime that PyTorch has loaded, found by name. A pool of our own would
+// compete with it for the cores, because OpenMP's workers spin for milliseconds after every parallel call
+// of PyTorch. Where there is no OpenMP, or after a fork (the child has lost its workers and would wait for
+// them forever), threads are started for each call.
 #include <dlfcn.h>
 #include <pthread.h>
 #include <sys/mman.h>
@@ -58,7 +58,7 @@ void run_items(Task task, void* context, int64_t items, int64_t threads) {
     try {
         for (int64_t i = 1; i < threads; i++) helpers.emplace_back(work, &job);
     } catch (const std::system_error&) {
-        // fewer threads than asked for: the others take the work
+        // the system gave fewer threads than wanted: those there are take the work
     }
     work(&job);
     for (std::thread& helper : helpers) helper.join();

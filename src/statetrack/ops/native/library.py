@@ -1,4 +1,4 @@
-"""Load the native library when first imported, or say once, in one line, why the slower backend serves."""
+"""Loads the native library on import, or prints once, in one line, why PyTorch is used instead."""
 
 import ctypes
 import os
@@ -58,12 +58,12 @@ except (OSError, AttributeError) as error:
 
 
 def threads(multiplications: int) -> int:
-    """How many threads a call of this much work gets."""
+    """The number of threads for a call of this much work."""
     return torch.get_num_threads() if multiplications > SMALL else 1
 
 
 def expect_writes(*tensors: Tensor) -> None:
-    """Ask for large pages under tensors that are about to be filled for the first time."""
+    """Request large pages for tensors that are about to be written for the first time."""
     for x in tensors:
         if x.nbytes >= LARGE:
             CALL["large_pages"](x.data_ptr(), x.nbytes)

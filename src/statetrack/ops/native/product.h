@@ -56,17 +56,18 @@ INLINE void band(int64_t rows, int64_t columns, Matrix A, const float* B, int64_
     }
 }
 
-// Which part of a triangular factor or result counts; the rest of a factor is zero, of a result undefined.
-enum Part { WHOLE, FACTOR_LOWER, FACTOR_UPPER, RESULT_LOWER };
+// Which triangle of a factor or a result is used: the rest of a factor is zero, the rest of a result
+// undefined.
+enum Part { FULL, FACTOR_LOWER, FACTOR_UPPER, RESULT_LOWER };
 
 // out (M, N) = [out] + sign A (M, P) B (P, N). B and out are contiguous along N, a multiple of W.
 void product(int64_t M, int64_t N, int64_t P, Matrix A, const float* B, int64_t ldb, float* out, int64_t ldo,
-             float sign, bool add, Part part = WHOLE) {
+             float sign, bool add, Part part = FULL) {
     for (int64_t i = 0; i < M; i += MR) {
-        const int64_t rows = smaller(MR, M - i);
+        const int64_t rows = min(MR, M - i);
         const int64_t first = part == FACTOR_UPPER ? i : 0;
-        const int64_t last = part == FACTOR_LOWER ? smaller(P, i + rows) : P;
-        const int64_t columns = part == RESULT_LOWER ? smaller(N, round_up(i + rows, W)) : N;
+        const int64_t last = part == FACTOR_LOWER ? min(P, i + rows) : P;
+        const int64_t columns = part == RESULT_LOWER ? min(N, round_up(i + rows, W)) : N;
         const Matrix a = {A.data + i * A.row, A.row, A.column};
         band<MR>(rows, columns, a, B, ldb, out + i * ldo, ldo, first, last, sign, add);
     }
@@ -78,7 +79,7 @@ void solve(int64_t rows, int64_t width, Matrix P, bool upper, const float* b, fl
     const int64_t blocks = (rows + MR - 1) / MR;
     for (int64_t step = 0; step < blocks; step++) {
         const int64_t start = (upper ? blocks - 1 - step : step) * MR;
-        const int64_t stop = smaller(rows, start + MR);
+        const int64_t stop = min(rows, start + MR);
         const Matrix block = {P.data + start * P.row, P.row, P.column};
         const int64_t first = upper ? stop : 0, last = upper ? rows : start;
         if (first < last)

@@ -132,14 +132,14 @@ void forward_item(void* context, int64_t item) {
     const Scan& s = *(const Scan*)context;
     const int64_t N = s.N, L = s.steps, groups = (s.channels + s.group - 1) / s.group;
     const int64_t b = item / groups, first = item % groups * s.group;
-    const int64_t blocks = (smaller(s.group, s.channels - first) + W - 1) / W;
+    const int64_t blocks = (min(s.group, s.channels - first) + W - 1) / W;
     const int64_t padded = round_up(s.channels, 16), chunks = (s.T + L - 1) / L;
     float* A = scratch(2 * blocks * N * W + 2 * L * N + 5 * L * W);
     float* state = A + blocks * N * W;
     float *B = state + blocks * N * W, *C = B + L * N;
     float *u = C + L * N, *delta = u + L * W, *x = delta + L * W, *y = x + L * W, *z = y + L * W;
     for (int64_t k = 0; k < blocks; k++) {
-        const int64_t c = first + k * W, lanes = smaller(W, s.channels - c);
+        const int64_t c = first + k * W, lanes = min(W, s.channels - c);
         gather_states(s.A + c * N, lanes, N, LOG2_E, A + k * N * W);
         if (s.state)
             gather_states(s.state + (b * s.channels + c) * N, lanes, N, 1.0f, state + k * N * W);
@@ -147,11 +147,11 @@ void forward_item(void* context, int64_t item) {
             memset(state + k * N * W, 0, N * W * sizeof(float));
     }
     for (int64_t chunk = 0; chunk < chunks; chunk++) {
-        const int64_t t = chunk * L, steps = smaller(L, s.T - t);
+        const int64_t t = chunk * L, steps = min(L, s.T - t);
         gather_weights(s.B, b, N, t, steps, B);
         gather_weights(s.C, b, N, t, steps, C);
         for (int64_t k = 0; k < blocks; k++) {
-            const int64_t c = first + k * W, lanes = smaller(W, s.channels - c);
+            const int64_t c = first + k * W, lanes = min(W, s.channels - c);
             float* h = state + k * N * W;
             if (s.saved)
                 for (int64_t n = 0; n < N; n++)
@@ -178,7 +178,7 @@ void forward_item(void* context, int64_t item) {
         }
     }
     for (int64_t k = 0; k < blocks; k++) {
-        const int64_t c = first + k * W, lanes = smaller(W, s.channels - c);
+        const int64_t c = first + k * W, lanes = min(W, s.channels - c);
         scatter_states(state + k * N * W, s.last + (b * s.channels + c) * N, lanes, N);
     }
 }

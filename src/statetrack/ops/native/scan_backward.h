@@ -67,7 +67,7 @@ void sum_lanes(const float* x, int64_t steps, int64_t M, float* out, int64_t N) 
             for (int64_t r = 0; r < half; r++) tile[r] += tile[r + half];
         float sums[W];
         store(sums, tile[0]);
-        for (int64_t r = 0; r < smaller(W, count - i); r++) out[(i + r) / M * N + (i + r) % M] = sums[r];
+        for (int64_t r = 0; r < min(W, count - i); r++) out[(i + r) / M * N + (i + r) % M] = sums[r];
     }
 }
 
@@ -113,7 +113,7 @@ void gradients_of_chunk(Group& g, int64_t chunk, int64_t steps) {
 void prepare(const Group& g, int64_t k, int64_t t, int64_t steps) {
     const Scan& s = g.s;
     const Lanes& l = g.lanes[k];
-    const int64_t c = g.first + k * W, lanes = smaller(W, s.channels - c);
+    const int64_t c = g.first + k * W, lanes = min(W, s.channels - c);
     gather(s.u, g.b, c, lanes, t, steps, l.u);
     gather(s.delta, g.b, c, lanes, t, steps, l.raw);
     gather(s.dout, g.b, c, lanes, t, steps, l.dout);
@@ -133,7 +133,7 @@ void prepare(const Group& g, int64_t k, int64_t t, int64_t steps) {
 void finish(const Group& g, int64_t k, int64_t t, int64_t steps) {
     const Scan& s = g.s;
     const Lanes& l = g.lanes[k];
-    const int64_t c = g.first + k * W, lanes = smaller(W, s.channels - c);
+    const int64_t c = g.first + k * W, lanes = min(W, s.channels - c);
     const vec D = s.D ? gather_channels(s.D + c, lanes) : (vec){};
     vec dD = load(g.dD + k * W), dbias = load(g.dbias + k * W);
     for (int64_t i = 0; i < steps * W; i += W) {
@@ -177,7 +177,7 @@ void backward_item(void* context, int64_t item) {
     const Scan& s = *(const Scan*)context;
     const Partial partial(s);
     const int64_t N = s.N, L = s.steps, b = item / partial.groups, first = item % partial.groups * s.group;
-    const int64_t blocks = (smaller(s.group, s.channels - first) + W - 1) / W;
+    const int64_t blocks = (min(s.group, s.channels - first) + W - 1) / W;
     const int64_t states = blocks * N * W, kept = round_up((L + 1) * NB, W) * W;
     const int64_t pointers = blocks * sizeof(Lanes) / sizeof(float);
     float* p = scratch(4 * states + 2 * blocks * W + 2 * L * N + 4 * kept + NB * W +
@@ -191,7 +191,7 @@ void backward_item(void* context, int64_t item) {
     g.lanes = (Lanes*)arrays;
     for (int64_t i = 0; i < blocks * LANE_ARRAYS; i++) arrays[i] = take(L * W);
     for (int64_t k = 0; k < blocks; k++) {
-        const int64_t c = first + k * W, lanes = smaller(W, s.channels - c), at = k * N * W;
+        const int64_t c = first + k * W, lanes = min(W, s.channels - c), at = k * N * W;
         gather_states(s.A + c * N, lanes, N, 1.0f, g.rate + at);
         gather_states(s.A + c * N, lanes, N, LOG2_E, g.rate_log2 + at);
         if (s.dlast)
@@ -202,7 +202,7 @@ void backward_item(void* context, int64_t item) {
     memset(g.dA, 0, states * sizeof(float));
     memset(g.dD, 0, 2 * blocks * W * sizeof(float));
     for (int64_t chunk = g.chunks - 1; chunk >= 0; chunk--) {
-        const int64_t t = chunk * L, steps = smaller(L, s.T - t);
+        const int64_t t = chunk * L, steps = min(L, s.T - t);
         gather_weights(s.B, b, N, t, steps, g.B);
         gather_weights(s.C, b, N, t, steps, g.C);
         for (int64_t k = 0; k < blocks; k++) prepare(g, k, t, steps);
@@ -210,7 +210,7 @@ void backward_item(void* context, int64_t item) {
         for (int64_t k = 0; k < blocks; k++) finish(g, k, t, steps);
     }
     for (int64_t k = 0; k < blocks; k++) {
-        const int64_t c = first + k * W, lanes = smaller(W, s.channels - c);
+        const int64_t c = first + k * W, lanes = min(W, s.channels - c);
         scatter_states(g.dstate + k * N * W, s.dstate + (b * s.channels + c) * N, lanes, N);
         for (int64_t n = 0; n < N; n++)
             store(partial.dA + (b * N + n) * partial.padded + c, load(g.dA + (k * N + n) * W));
@@ -243,7 +243,7 @@ void reduce_item(void* context, int64_t item) {
         for (int64_t b = 0; b < s.batch; b++) total += load(x + b * rows * partial.padded + c);
         float lane[W];
         store(lane, total);
-        for (int64_t l = 0; l < smaller(W, s.channels - c); l++)
+        for (int64_t l = 0; l < min(W, s.channels - c); l++)
             if (n < s.N)
                 s.dA[(c + l) * s.N + n] = lane[l];
             else

@@ -31,20 +31,20 @@ constexpr int64_t W = LANES;
 INLINE vec load(const float* p) { return *(const unaligned*)p; }
 INLINE void store(float* p, vec x) { *(unaligned*)p = x; }
 INLINE vec all(float x) { return x - (vec){}; }
-INLINE vec least(vec x, float high) { return x > high ? all(high) : x; }
-INLINE vec most(vec x, float low) { return x < low ? all(low) : x; }
+INLINE vec min(vec x, float high) { return x > high ? all(high) : x; }
+INLINE vec max(vec x, float low) { return x < low ? all(low) : x; }
 
 INLINE int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
-INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+INLINE int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
 
 // 2^x to one unit in the last place: zero far below 2^-126, infinity from 2^128 on, NaN for NaN.
 // 2^x = 2^n 2^f with n whole and |f| <= 1/2; the polynomial is that of Cephes' exp2f.
 INLINE vec exp2(vec x) {
 #if defined(__AVX512F__)
-    x = least(most(x, -200.0f), 128.0f);
+    x = min(max(x, -200.0f), 128.0f);
     const vec n = (vec)_mm512_roundscale_ps((__m512)x, 0);
 #else
-    x = least(most(x, -127.0f), 128.0f);
+    x = min(max(x, -127.0f), 128.0f);
     const vec magic = all(12582912.0f);  // 1.5 * 2^23: adding it leaves n in the low bits
     const vec shifted = x + magic;
     const vec n = shifted - magic;
@@ -72,7 +72,7 @@ INLINE vec absolute(vec x) { return x < 0.0f ? -x : x; }
 INLINE vec sigmoid(vec x) { return 1.0f / (1.0f + exp(-x)); }
 
 // log(1 + exp(x)) = max(x, 0) + log1p(y) with y = exp(-|x|); log1p(y) = 2 artanh(s), s = y / (2 + y) <= 1/3,
-// which keeps all digits of small results.
+// which keeps the relative precision of small results.
 INLINE vec softplus(vec x) {
     const vec y = exp(-absolute(x));
     const vec s = y / (2.0f + y);
@@ -85,7 +85,7 @@ INLINE vec softplus(vec x) {
     p = p * s2 + 1.0f / 5;
     p = p * s2 + 1.0f / 3;
     p = p * s2 + 1.0f;
-    return most(x, 0.0f) + 2.0f * s * p;
+    return max(x, 0.0f) + 2.0f * s * p;
 }
 
 #if defined(__clang__)

@@ -5,20 +5,10 @@ from torch import Tensor
 from statetrack.errors import UserError
 from statetrack.ops.backends import no_triton, pick_backend
 
-
-def _reference():
-    from statetrack.ops.pack.reference import pack_reference
-
-    return pack_reference
-
-
-def _triton():
-    from statetrack.ops.pack.triton.backend import pack_triton
-
-    return pack_triton
-
-
-BACKENDS = {"reference": _reference, "triton": _triton}
+BACKENDS = {
+    "reference": "statetrack.ops.pack.reference:pack_reference",
+    "triton": "statetrack.ops.pack.triton.backend:pack_triton",
+}
 
 
 def pack(

@@ -6,20 +6,10 @@ from torch import Tensor
 from statetrack.ops import checks
 from statetrack.ops.backends import no_triton, pick_backend
 
-
-def _reference():
-    from statetrack.ops.rms_norm.reference import rms_norm_reference
-
-    return rms_norm_reference
-
-
-def _triton():
-    from statetrack.ops.rms_norm.triton.backend import rms_norm_triton
-
-    return rms_norm_triton
-
-
-BACKENDS = {"reference": _reference, "triton": _triton}
+BACKENDS = {
+    "reference": "statetrack.ops.rms_norm.reference:rms_norm_reference",
+    "triton": "statetrack.ops.rms_norm.triton.backend:rms_norm_triton",
+}
 
 
 def _triton_refuses(x: Tensor, y: Tensor | None) -> str | None:

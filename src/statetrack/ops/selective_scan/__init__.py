@@ -12,33 +12,13 @@ from statetrack.ops.backends import choose_once, no_triton, pick_backend
 from statetrack.ops.call_cache import CallCache
 from statetrack.ops.selective_scan.arguments import ScanInputs, ScanOptions
 
-
-def _reference():
-    from statetrack.ops.selective_scan.reference import selective_scan_reference
-
-    return selective_scan_reference
-
-
-def _chunked():
-    from statetrack.ops.selective_scan.chunked import selective_scan_chunked
-
-    return selective_scan_chunked
-
-
-def _triton():
-    from statetrack.ops.selective_scan.triton.backend import selective_scan_triton
-
-    return selective_scan_triton
-
-
-def _native():
-    from statetrack.ops.selective_scan.native import selective_scan_native
-
-    return selective_scan_native
-
-
 # A backend takes a `ScanInputs` and a `ScanOptions` and returns out and the last state.
-BACKENDS = {"reference": _reference, "chunked": _chunked, "native": _native, "triton": _triton}
+BACKENDS = {
+    "reference": "statetrack.ops.selective_scan.reference:selective_scan_reference",
+    "chunked": "statetrack.ops.selective_scan.chunked:selective_scan_chunked",
+    "native": "statetrack.ops.selective_scan.native:selective_scan_native",
+    "triton": "statetrack.ops.selective_scan.triton.backend:selective_scan_triton",
+}
 
 
 def _constant_or_grouped(inputs: ScanInputs) -> str | None:

@@ -8,33 +8,14 @@ from statetrack.errors import UserError
 from statetrack.ops import checks
 from statetrack.ops.backends import no_triton, pick_backend
 
-
-def _reference():
-    from statetrack.ops.short_convolution.reference import short_convolution_reference
-
-    return short_convolution_reference
-
-
-def _triton():
-    from statetrack.ops.short_convolution.triton.backend import short_convolution_triton
-
-    return short_convolution_triton
-
-
-def _split_reference():
-    from statetrack.ops.short_convolution.reference import convolved_split_reference
-
-    return convolved_split_reference
-
-
-def _split_triton():
-    from statetrack.ops.short_convolution.triton.backend import convolved_split_triton
-
-    return convolved_split_triton
-
-
-BACKENDS = {"reference": _reference, "triton": _triton}
-SPLIT_BACKENDS = {"reference": _split_reference, "triton": _split_triton}
+BACKENDS = {
+    "reference": "statetrack.ops.short_convolution.reference:short_convolution_reference",
+    "triton": "statetrack.ops.short_convolution.triton.backend:short_convolution_triton",
+}
+SPLIT_BACKENDS = {
+    "reference": "statetrack.ops.short_convolution.reference:convolved_split_reference",
+    "triton": "statetrack.ops.short_convolution.triton.backend:convolved_split_triton",
+}
 
 
 def _triton_refuses(x: Tensor, width: int, parts: int, initial_state: Tensor | None) -> str | None:

@@ -8,27 +8,12 @@ from statetrack.ops import checks
 from statetrack.ops.backends import no_triton, pick_backend
 from statetrack.ops.slstm.reference import SLSTMCell
 
-
-def _reference():
-    from statetrack.ops.slstm.reference import slstm_reference
-
-    return slstm_reference
-
-
-def _scan():
-    from statetrack.ops.slstm.scan import slstm_scan
-
-    return slstm_scan
-
-
-def _triton():
-    from statetrack.ops.slstm.triton.backend import slstm_triton
-
-    return slstm_triton
-
-
 # "chunked" is the name of the plain PyTorch backend that "auto" takes; here its chunks are single steps.
-BACKENDS = {"reference": _reference, "chunked": _scan, "triton": _triton}
+BACKENDS = {
+    "reference": "statetrack.ops.slstm.reference:slstm_reference",
+    "chunked": "statetrack.ops.slstm.scan:slstm_scan",
+    "triton": "statetrack.ops.slstm.triton.backend:slstm_triton",
+}
 
 
 def _triton_refuses(x: Tensor) -> str | None:
@@ -43,9 +28,26 @@ def _triton_refuses(x: Tensor) -> str | None:
 def slstm(
     x: Tensor, R: Tensor, *, initial_state: SLSTMCell | None = None, backend: str = "auto"
 ) -> tuple[Tensor, SLSTMCell]:
-    """Apply the sLSTM along time. Equation and shapes: `reference.slstm_reference`.
+    """Apply the sLSTM (Beck et al. 2024) along time: an LSTM with an exponential input gate.
 
-    Outputs come in the dtype of x, states in float32 (float64 when x is).
+        (i, f, z, o)_t = x_t + R h_{t-1}
+        c_t = sigmoid(f_t) c_{t-1} + exp(i_t) tanh(z_t)
+        n_t = sigmoid(f_t) n_{t-1} + exp(i_t)
+        h_t = sigmoid(o_t) c_t / n_t
+
+    Shapes: x (B, T, H, 4, D), the input's part of the gates i, f, z, o before their functions; R (H, D, 4
+    D), one matrix per head. The gates depend on the last output, so the recurrence is not linear and stays
+    a loop over time. c and n are kept divided by exp(m_t), m_t = max(log sigmoid(f_t) + m_{t-1}, i_t),
+    which cancels in h.
+
+    Returns h (B, T, H, D) in the dtype of x, and the last state, an `SLSTMCell` of h, c, n and m (B, H, D) in
+    float32 (float64 if x is), which a later call takes as `initial_state`. `backend` is "auto", "reference"
+    or "chunked".
+
+    >>> x, R = torch.randn(2, 16, 4, 4, 32), torch.randn(4, 32, 128) / 32       # B, T, H, D = 2, 16, 4, 32
+    >>> h, state = slstm(x, R)
+    >>> h.shape, state.c.shape
+    (torch.Size([2, 16, 4, 32]), torch.Size([2, 4, 32]))
     """
     op = "slstm"
     if x.ndim != 5 or x.shape[3] != 4:

@@ -40,9 +40,9 @@ def slstm_reference(x: Tensor, R: Tensor, state: SLSTMCell | None = None) -> tup
     outputs = []
     for t in range(x.shape[1]):
         i, f, z, o = (x[:, t] + torch.einsum("bhd,hdg->bhg", h, R).unflatten(-1, (4, -1))).unbind(-2)
-        kept = F.logsigmoid(f) + m
-        m = torch.maximum(kept, i)
-        forget, write = torch.exp(kept - m), torch.exp(i - m)
+        log_forget = F.logsigmoid(f) + m
+        m = torch.maximum(log_forget, i)
+        forget, write = torch.exp(log_forget - m), torch.exp(i - m)
         c = forget * c + write * torch.tanh(z)
         n = forget * n + write
         h = torch.sigmoid(o) * c / n

@@ -35,9 +35,9 @@ class _Scan(torch.autograd.Function):
         h_, c_, n_, m_ = (s.unbind(0) for s in (h, c, n, m))
         for t, (x_t, gates_t, i, f, z, o) in enumerate(steps):
             torch.baddbmm(x_t, h_[t], R, out=gates_t)
-            kept = F.logsigmoid(f).add_(m_[t])
-            torch.maximum(kept, i, out=m_[t + 1])
-            forget, write = kept.sub_(m_[t + 1]).exp_(), torch.sub(i, m_[t + 1]).exp_()
+            log_forget = F.logsigmoid(f).add_(m_[t])
+            torch.maximum(log_forget, i, out=m_[t + 1])
+            forget, write = log_forget.sub_(m_[t + 1]).exp_(), torch.sub(i, m_[t + 1]).exp_()
             torch.addcmul(write * torch.tanh(z), forget, c_[t], out=c_[t + 1])
             torch.addcmul(write, forget, n_[t], out=n_[t + 1])
             torch.mul(torch.sigmoid(o), c_[t + 1] / n_[t + 1], out=h_[t + 1])
@@ -54,7 +54,7 @@ class _Scan(torch.autograd.Function):
         write, forget = torch.exp(i - m[1:]), torch.exp(F.logsigmoid(f) + m[:-1] - m[1:])
         z, o, y = torch.tanh(z), torch.sigmoid(o), c[1:] / n[1:]
         dc_dh, dn_dh = o / n[1:], -o * y / n[1:]
-        # what a change of c and of n asks of the gates i, f, z; o is asked by h alone
+        # derivatives of c and of n by the gates i, f, z before their functions; o enters h only
         slope_f, zero = forget * torch.sigmoid(-f), torch.zeros_like(z)
         by_c = torch.stack([write * z, slope_f * c[:-1], write * (1 - z * z)], dim=-2)
         by_n = torch.stack([write, slope_f * n[:-1], zero], dim=-2)

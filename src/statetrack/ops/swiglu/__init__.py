@@ -6,20 +6,10 @@ from statetrack.errors import UserError
 from statetrack.ops import checks
 from statetrack.ops.backends import no_triton, pick_backend
 
-
-def _reference():
-    from statetrack.ops.swiglu.reference import swiglu_reference
-
-    return swiglu_reference
-
-
-def _triton():
-    from statetrack.ops.swiglu.triton.backend import swiglu_triton
-
-    return swiglu_triton
-
-
-BACKENDS = {"reference": _reference, "triton": _triton}
+BACKENDS = {
+    "reference": "statetrack.ops.swiglu.reference:swiglu_reference",
+    "triton": "statetrack.ops.swiglu.triton.backend:swiglu_triton",
+}
 
 
 def _triton_refuses(x: Tensor) -> str | None:

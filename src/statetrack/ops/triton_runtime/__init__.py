@@ -1,1 +1,1 @@
-"""What every Triton backend needs: launches, compilation ahead of time, sizes of blocks."""
+"""What every Triton backend needs: launches, compilation ahead of time, block sizes, limits of the GPU."""

@@ -45,7 +45,7 @@ class Launcher:
         numbers: tuple,
         constants: tuple,
         warps: int,
-        registers: int | None = None,  # the most a thread may have, if fewer than the compiler would take
+        registers: int | None = None,  # limit per thread, if below what the compiler would take
     ):
         self.kernel, self.device, self.grid, self.warps, self.registers = (
             kernel,
@@ -94,13 +94,13 @@ class Launcher:
 def _starter(compiled: Any) -> tuple[Callable[..., None], tuple]:
     """What starts a compiled kernel, and its arguments between the stream and those of the kernel."""
     run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
-    unheard = None, None, None  # what hooks are told of a launch, and the hooks before and after it
+    no_hooks = None, None, None  # the metadata for hooks, and the hooks before and after a launch
     in_python = not triton.__version__.startswith("3.6.") or type(run).__name__ != "CudaLauncher"
     if in_python or run.global_scratch_size or run.profile_scratch_size:
-        return run, (function, metadata, *unheard)
+        return run, (function, metadata, *no_hooks)
     # Triton 3.6: the C function itself. The Python around it is for scratch memory.
     flags = run.launch_cooperative_grid, run.launch_pdl
-    return run.launch, (function, *flags, None, None, metadata, *unheard)
+    return run.launch, (function, *flags, None, None, metadata, *no_hooks)
 
 
 def _kind(number: float) -> tuple | None:
@@ -111,5 +111,5 @@ def _kind(number: float) -> tuple | None:
 
 
 def _hooks() -> bool:
-    """Whether a profiler wants to hear of launches."""
+    """Whether a profiler has registered hooks for launches."""
     return bool(knobs.runtime.launch_enter_hook.calls or knobs.runtime.launch_exit_hook.calls)

@@ -1,8 +1,21 @@
-"""Numbers that Triton launches are made of."""
+"""What Triton launches depend on: powers of two that hold a width, and the limits of the GPU."""
 
 import functools
+from typing import NamedTuple
 
 import torch
+
+
+class GpuLimits(NamedTuple):
+    """What a launch plan must respect on a GPU."""
+
+    multiprocessors: int
+    shared_memory: int  # bytes that one program may have
+
+
+# An H100 or H200: what plans assume where there is no GPU to ask, because kernels are interpreted, compiled
+# for a test, or described by fake tensors.
+HOPPER = GpuLimits(multiprocessors=132, shared_memory=227 * 1024)
 
 
 def block(width: int, least: int = 16) -> int:
@@ -14,3 +27,14 @@ def block(width: int, least: int = 16) -> int:
 def processors(device: torch.device) -> int:
     """Multiprocessors of a GPU; 1 where kernels are interpreted."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+
+
+@functools.lru_cache
+def gpu_limits(device: torch.device) -> GpuLimits:
+    """The limits of the device's GPU; those of HOPPER where it is none, or cannot be asked."""
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return HOPPER
+    found = torch.cuda.get_device_properties(device)
+    # what a program gets without asking for more (48 KB) is all there is where PyTorch names no other limit
+    shared_memory = getattr(found, "shared_memory_per_block_optin", found.shared_memory_per_block)
+    return GpuLimits(found.multi_processor_count, shared_memory)

@@ -1,244 +1,259 @@
-"""The backward of the delta rule over any length, in chunks, in two to four Triton kernels.
+"""The delta rule over any length, in chunks, backward: two to four Triton kernels.
 
-    prepare_back  every chunk at once: what outputs send to dU and D, where sequences are few
-    sweep_back    backwards over the chunks: the gradient D of S, and Z, the gradient of V
-    gradients     every chunk at once: dq, dk, dbeta, dg
+Per chunk, with D the gradient of the state that leaves it, S the state that entered, and E, U, A, `inverse`
+of the forward (docs/delta_rule.md, "Chunks"):
 
-Chunks, slices and row factors: triton_chunk_kernels.py. Letters and equations: docs/delta_rule.md.
+    prepare_backward   A^T dO and (e^G Q)^T dO, in place of `sweep_backward` where sequences are few
+    sweep_backward     dU = A^T dO + e^(G_C - G) K D,  Z = inverse^T b dU = dV
+                       D <- e^(G_C) D + (e^G Q)^T dO - (e^G K)^T Z, last chunk first
+    gradients          dq, dk, dbeta, dg from Z, E, S and D
+
+Grids and row factors: as in chunk_forward.py; prepare_backward and gradients have a program per (chunk,
+head), sweep_backward one per sequence, head and slice of BV columns of v.
+
+Registers: sweep_backward holds its slice of D, transposed (BV x BK), for the whole sequence. gradients
+holds the sums over slices of v, dA and dP (C x C), dq and dk (C x BK). Shared memory holds operands that
+come from device memory, STAGES chunks or slices ahead.
 """
-
-# Triton's language is not Python to a type checker.
-# pyright: reportGeneralTypeIssues=false, reportAssignmentType=false, reportArgumentType=false
 
 import triton
 import triton.language as tl
 
-from statetrack.ops.delta_rule.triton.chunk_state import _factors, _program, _sequence, _state
+from statetrack.ops.delta_rule.triton.chunk_state import (
+    load_state,
+    row_factors,
+    sweep_program,
+    sweep_sequence,
+)
 from statetrack.ops.delta_rule.triton.tiles import (
-    _betas,
-    _chunk,
-    _decays,
-    _dot_input,
-    _dot_inverse,
-    _dot_out,
-    _dot_state,
-    _inverse_norms,
-    _load_inverse,
-    _load_tile,
-    _squares,
-    _steps,
-    _store_tile,
+    chunk_rows,
+    dot_input,
+    dot_inverse,
+    dot_out,
+    dot_state,
+    inverse_norm,
+    load_beta,
+    load_decay,
+    load_inverse,
+    load_tile,
+    row_tokens,
+    squared_norm,
+    store_tile,
 )
 
 
 @triton.jit
-def prepare_back_kernel(
-    q, g, M, norms, dout, dv, dstates, table, T, H,
-    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr, n: tl.constexpr,
-    GATED: tl.constexpr, PACKED: tl.constexpr, SPLIT: tl.constexpr, OUT: tl.constexpr,
+def prepare_backward_kernel(
+    q, g, A, inverse_norms, dout, dv, dstates, chunk_table, T, H,
+    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr,
+    HOUSEHOLDERS: tl.constexpr, GATED: tl.constexpr, PACKED: tl.constexpr, BF16: tl.constexpr,
+    OUT: tl.constexpr,
 ):  # fmt: skip
-    """What `sweep_back` adds to dU and D in every chunk, M^T dO and Q^T dO, where its results will be."""
-    half: tl.constexpr = q.dtype.element_ty
+    """A^T dO and (e^G Q)^T dO of a chunk, left in dv and dstates, where `sweep_backward` overwrites them."""
     chunk, h = tl.program_id(0), tl.program_id(1)
-    first, rows = _chunk(table, chunk, T, C, n, PACKED)
+    first, rows = chunk_rows(chunk_table, chunk, T, C, HOUSEHOLDERS, PACKED)
     if rows <= 0:
         return
     ic, ik = tl.arange(0, C), tl.arange(0, BK)
     i, j = ic[:, None], ic[None, :]
-    step = (first % n).to(tl.int32) + ic
-    valid, token, read = _steps(ic, step, rows, n)
-    saved = (chunk * H + h).to(tl.int64)
+    step = (first % HOUSEHOLDERS).to(tl.int32) + ic
+    valid, token, read = row_tokens(ic, step, rows, HOUSEHOLDERS)
+    slot = (chunk * H + h).to(tl.int64)
     dv += (first * H + h) * V
-    dout += (first // n * H + h) * V
-    q_in = tl.load(norms + saved * 2 * C + C + ic)
+    dout += (first // HOUSEHOLDERS * H + h) * V
+    q_in = tl.load(inverse_norms + slot * 2 * C + C + ic)
     if GATED:
-        G, _ = _decays(g + first // n * H + h, token * H, valid & (step % n == 0))
+        G, _ = load_decay(g + first // HOUSEHOLDERS * H + h, token * H, valid & (step % HOUSEHOLDERS == 0))
         q_in *= tl.exp(G)
-    q_c = _load_tile(q + (first // n * H + h) * K, token * (H * K), ik, read, K, BK, SPLIT)
-    M_c = tl.load(M + saved * C * C + i * C + j)
-    if not SPLIT:
-        M_c = M_c.to(tl.float32)
+    q_c = load_tile(q + (first // HOUSEHOLDERS * H + h) * K, token * (H * K), ik, read, K, BK, BF16)
+    A_c = tl.load(A + slot * C * C + i * C + j)
+    if not BF16:
+        A_c = A_c.to(tl.float32)
     for slice in tl.range(0, (V + BV - 1) // BV, num_stages=1):
         iv = slice * BV + tl.arange(0, BV)
         cell, inside = iv[:, None] * K + ik[None, :], (iv < V)[:, None] & (ik < K)[None, :]
-        dO = _load_tile(dout, token * (H * V), iv, read, V, BV, SPLIT)
-        dU = _dot_out(tl.trans(M_c), dO, None, half, SPLIT, OUT)
-        _store_tile(dv, dU, ic * (H * V), iv, valid, V, BV)
-        sent = _dot_out(tl.trans(q_in[:, None] * dO.to(tl.float32)), q_c, None, half, SPLIT, OUT)
-        tl.store(dstates + saved * K * V + cell, sent.to(dstates.dtype.element_ty), mask=inside)
+        dO = load_tile(dout, token * (H * V), iv, read, V, BV, BF16)
+        dU = dot_out(tl.trans(A_c), dO, None, BF16, OUT)
+        store_tile(dv, dU, ic * (H * V), iv, valid, V, BV)
+        QdO = dot_out(tl.trans(q_in[:, None] * dO.to(tl.float32)), q_c, None, BF16, OUT)
+        tl.store(dstates + slot * K * V + cell, QdO.to(dstates.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def sweep_back_kernel(
-    q, k, beta, g, A, M, norms, dout, dfinal, dv, dstates, dstate, cu_seqlens, first_chunk, T, H,
-    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr, n: tl.constexpr,
-    GATED: tl.constexpr, PACKED: tl.constexpr, LOGITS: tl.constexpr, SIGMOID: tl.constexpr,
-    FINAL: tl.constexpr, DSTATE: tl.constexpr, PREPARED: tl.constexpr, SPLIT: tl.constexpr, OUT: tl.constexpr,
-    STAGES: tl.constexpr,
+def sweep_backward_kernel(
+    q, k, beta, g, inverse, A, inverse_norms, dout, dfinal_state, dv, dstates, dinitial_state, cu_seqlens,
+    first_chunk, T, H,
+    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr,
+    HOUSEHOLDERS: tl.constexpr, GATED: tl.constexpr, PACKED: tl.constexpr, BETA_FROM_LOGITS: tl.constexpr,
+    HAS_DFINAL_STATE: tl.constexpr, HAS_INITIAL_STATE: tl.constexpr, PREPARED: tl.constexpr,
+    BF16: tl.constexpr, OUT: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    # on its side, as the sweep forward
-    half: tl.constexpr = q.dtype.element_ty
-    sequence, h, iv = _program(H, V, BV)
-    first, rows, chunk = _sequence(cu_seqlens, first_chunk, sequence, T, C, n, PACKED)
+    # dU, Z and D are transposed, as everything in `sweep_kernel`
+    sequence, h, iv = sweep_program(H, V, BV)
+    first, rows, chunk = sweep_sequence(cu_seqlens, first_chunk, sequence, T, C, HOUSEHOLDERS, PACKED)
     ic, ik = tl.arange(0, C), tl.arange(0, BK)
     i, j = ic[:, None], ic[None, :]
-    D, inside, given = _state(dfinal, sequence, h, iv, H, K, V, BK, FINAL)
+    D, inside, state_offsets = load_state(dfinal_state, sequence, h, iv, H, K, V, BK, HAS_DFINAL_STATE)
     k += (first * H + h) * K
     dv += (first * H + h) * V
     beta += first * H + h
-    q += (first // n * H + h) * K
-    dout += (first // n * H + h) * V
+    q += (first // HOUSEHOLDERS * H + h) * K
+    dout += (first // HOUSEHOLDERS * H + h) * V
     if GATED:
-        g += first // n * H + h
+        g += first // HOUSEHOLDERS * H + h
     chunks = tl.cdiv(rows, C)
     for back in tl.range(0, chunks, num_stages=STAGES, disable_licm=True):
         c = chunks - 1 - back
         row = c * C + ic
-        valid, token, read = _steps(row, row, rows, n)
-        saved = ((chunk + c) * H + h).to(tl.int64)
-        cell = saved * K * V + iv[:, None] * K + ik[None, :]
-        k_c = _load_tile(k, row * (H * K), ik, valid, K, BK, SPLIT)
-        A_high, A_low = _load_inverse(A + saved * C * C, i, j, C, half, SPLIT)
-        b, k_in, k_out, G, end = _factors(
-            beta, g, norms, saved, row, valid, token, H, C, n, GATED, LOGITS, SIGMOID
+        valid, token, read = row_tokens(row, row, rows, HOUSEHOLDERS)
+        slot = ((chunk + c) * H + h).to(tl.int64)
+        cell = slot * K * V + iv[:, None] * K + ik[None, :]
+        k_c = load_tile(k, row * (H * K), ik, valid, K, BK, BF16)
+        inverse_high, inverse_low = load_inverse(inverse + slot * C * C, i, j, C, BF16)
+        b, k_in, k_out, G, G_C = row_factors(
+            beta, g, inverse_norms, slot, row, valid, token, H, C, HOUSEHOLDERS, GATED, BETA_FROM_LOGITS
         )
-        dU = k_out[None, :] * _dot_state(D, tl.trans(k_c), None, SPLIT)
-        if PREPARED:  # in the very place of the results
-            dU += tl.trans(_load_tile(dv, row * (H * V), iv, valid, V, BV, False))
-            sent = tl.load(dstates + cell, mask=inside, other=0.0).to(tl.float32)
+        dU = k_out[None, :] * dot_state(D, tl.trans(k_c), None, BF16)
+        if PREPARED:  # loaded from where Z and D are stored below
+            dU += tl.trans(load_tile(dv, row * (H * V), iv, valid, V, BV, False))
+            QdO = tl.load(dstates + cell, mask=inside, other=0.0).to(tl.float32)
         else:
-            dO = _load_tile(dout, token * (H * V), iv, read, V, BV, SPLIT)
-            M_c = tl.load(M + saved * C * C + i * C + j)
-            if not SPLIT:
-                M_c = M_c.to(tl.float32)
-            dU = _dot_out(tl.trans(dO), M_c, dU, half, SPLIT, OUT)
-        Z = _dot_inverse(b[None, :] * dU, A_high, A_low, half, SPLIT)
-        _store_tile(dv, tl.trans(Z), row * (H * V), iv, valid, V, BV)
+            dO = load_tile(dout, token * (H * V), iv, read, V, BV, BF16)
+            A_c = tl.load(A + slot * C * C + i * C + j)
+            if not BF16:
+                A_c = A_c.to(tl.float32)
+            dU = dot_out(tl.trans(dO), A_c, dU, BF16, OUT)
+        Z = dot_inverse(b[None, :] * dU, inverse_high, inverse_low, BF16)
+        store_tile(dv, tl.trans(Z), row * (H * V), iv, valid, V, BV)
         tl.store(dstates + cell, D.to(dstates.dtype.element_ty), mask=inside)
         if GATED:
-            D *= tl.exp(end)
+            D *= tl.exp(G_C)
         if PREPARED:
-            D += sent
+            D += QdO
         else:
-            # read again: kept since above, it would not fit the registers
-            dO = _load_tile(dout, token * (H * V), iv, read, V, BV, SPLIT)
-            q_c = _load_tile(q, token * (H * K), ik, read, K, BK, SPLIT)
-            q_in = tl.load(norms + saved * 2 * C + C + ic)
+            # loaded again: kept from above, it would not fit in the registers
+            dO = load_tile(dout, token * (H * V), iv, read, V, BV, BF16)
+            q_c = load_tile(q, token * (H * K), ik, read, K, BK, BF16)
+            q_in = tl.load(inverse_norms + slot * 2 * C + C + ic)
             if GATED:
                 q_in *= tl.exp(G)
-            D = _dot_out(q_in[None, :] * tl.trans(dO).to(tl.float32), q_c, D, half, SPLIT, OUT)
-        D = _dot_state(-k_in[None, :] * Z, k_c, D, SPLIT)
-    if DSTATE:
-        tl.store(dstate + given, D, mask=inside)
+            D = dot_out(q_in[None, :] * tl.trans(dO).to(tl.float32), q_c, D, BF16, OUT)
+        D = dot_state(-k_in[None, :] * Z, k_c, D, BF16)
+    if HAS_INITIAL_STATE:
+        tl.store(dinitial_state + state_offsets, D, mask=inside)
 
 
 @triton.jit
 def gradients_kernel(
-    q, k, beta, g, M, norms, E, dv, states, dstates, dout, dq, dk, dbeta, dg, dM_kept, table, T, H,
-    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr, n: tl.constexpr,
-    GATED: tl.constexpr, PACKED: tl.constexpr, L2NORM: tl.constexpr, LOGITS: tl.constexpr,
-    SIGMOID: tl.constexpr, SPLIT: tl.constexpr, OUT: tl.constexpr, STAGES: tl.constexpr, DQ: tl.constexpr,
-    DK: tl.constexpr,
+    q, k, beta, g, A, inverse_norms, E, dv, states, dstates, dout, dq, dk, dbeta, dg, dA_saved, chunk_table,
+    T, H,
+    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr,
+    HOUSEHOLDERS: tl.constexpr, GATED: tl.constexpr, PACKED: tl.constexpr, L2NORM: tl.constexpr,
+    BETA_FROM_LOGITS: tl.constexpr, BF16: tl.constexpr, OUT: tl.constexpr, STAGES: tl.constexpr,
+    COMPUTE_DQ: tl.constexpr, COMPUTE_DK: tl.constexpr,
 ):  # fmt: skip
-    # dq and dk in one, or in two launches of programs half the size, of which the first (DQ) keeps dM for the
-    # second (DK); a gate needs both at once
-    half: tl.constexpr = q.dtype.element_ty
+    """dq, dk, dbeta and dg of a chunk.
+
+    One launch computes all, or two launches of programs that need fewer registers: the first (COMPUTE_DQ)
+    saves dA for the second (COMPUTE_DK). A gate needs both at once.
+    """
     chunk, h = tl.program_id(0), tl.program_id(1)
-    first, rows = _chunk(table, chunk, T, C, n, PACKED)
-    if rows <= 0:  # packed sequences may have fewer chunks than the grid
+    first, rows = chunk_rows(chunk_table, chunk, T, C, HOUSEHOLDERS, PACKED)
+    if rows <= 0:  # the grid has room for more chunks than packed sequences may have
         return
     ic, ik = tl.arange(0, C), tl.arange(0, BK)
     i, j = ic[:, None], ic[None, :]
-    step = (first % n).to(tl.int32) + ic
-    valid, token, read = _steps(ic, step, rows, n)
-    saved = (chunk * H + h).to(tl.int64)
+    step = (first % HOUSEHOLDERS).to(tl.int32) + ic
+    valid, token, read = row_tokens(ic, step, rows, HOUSEHOLDERS)
+    slot = (chunk * H + h).to(tl.int64)
     k += (first * H + h) * K
     dk += (first * H + h) * K
     E += (first * H + h) * V
     dv += (first * H + h) * V
-    q += (first // n * H + h) * K
-    dq += (first // n * H + h) * K
-    dout += (first // n * H + h) * V
-    states += saved * K * V
-    dstates += saved * K * V
-    b = _betas(beta + first * H + h, ic * H, valid, LOGITS, SIGMOID)
-    k_norm = tl.load(norms + saved * 2 * C + ic)
-    q_norm = tl.load(norms + saved * 2 * C + C + ic)  # with the scale
+    q += (first // HOUSEHOLDERS * H + h) * K
+    dq += (first // HOUSEHOLDERS * H + h) * K
+    dout += (first // HOUSEHOLDERS * H + h) * V
+    states += slot * K * V
+    dstates += slot * K * V
+    b = load_beta(beta + first * H + h, ic * H, valid, BETA_FROM_LOGITS)
+    r_k = tl.load(inverse_norms + slot * 2 * C + ic)
+    s = tl.load(inverse_norms + slot * 2 * C + C + ic)  # scale / ||q||
     if GATED:
-        G, end = _decays(g + first // n * H + h, token * H, valid & (step % n == 0))
+        G, G_C = load_decay(g + first // HOUSEHOLDERS * H + h, token * H, valid & (step % HOUSEHOLDERS == 0))
         decay = tl.where(i >= j, tl.exp(tl.where(i >= j, G[:, None] - G[None, :], 0.0)), 0.0)
 
-    # One pass over the columns of v. With Y = -U every sum below only adds: -dM = dO Y^T, dP = Z Y^T, and
-    # what the states send to q is dO S^T, to k the negative of Z S^T + Y D^T.
-    dM, dP = tl.zeros((C, C), tl.float32), tl.zeros((C, C), tl.float32)
+    # One pass over the columns of v. With -U in place of U every product below is added to its sum, as tensor
+    # cores do: -dA = dO (-U)^T, dP = Z (-U)^T; the states give dO S^T to dq and -(Z S^T + (-U) D^T) to dk.
+    dA, dP = tl.zeros((C, C), tl.float32), tl.zeros((C, C), tl.float32)
     dq_c, dk_c = tl.zeros((C, BK), tl.float32), tl.zeros((C, BK), tl.float32)
-    db, crossed = tl.zeros((C,), tl.float32), 0.0
-    if GATED:  # only then do the two parts of dk differ in what they owe the decay
+    db, SD = tl.zeros((C,), tl.float32), 0.0
+    if GATED:  # the two parts of dk have different decays
         dk_out = tl.zeros((C, BK), tl.float32)
     for slice in tl.range(0, (V + BV - 1) // BV, num_stages=STAGES):
         iv = slice * BV + tl.arange(0, BV)
         cell, inside = iv[:, None] * K + ik[None, :], (iv < V)[:, None] & (ik < K)[None, :]
-        if DQ:
-            dO = _load_tile(dout, token * (H * V), iv, read, V, BV, SPLIT)
-        E_c = _load_tile(E, ic * (H * V), iv, valid, V, BV, False)
+        if COMPUTE_DQ:
+            dO = load_tile(dout, token * (H * V), iv, read, V, BV, BF16)
+        E_c = load_tile(E, ic * (H * V), iv, valid, V, BV, False)
         S = tl.load(states + cell, mask=inside, other=0.0)
-        Y = -b[:, None] * E_c
-        if DQ:
-            dM = _dot_out(dO, tl.trans(Y), dM, half, SPLIT, OUT)
-            dq_c = _dot_out(dO, S, dq_c, half, SPLIT, OUT)
-        if DK:
-            Z = _load_tile(dv, ic * (H * V), iv, valid, V, BV, SPLIT)
+        minus_U = -b[:, None] * E_c
+        if COMPUTE_DQ:
+            dA = dot_out(dO, tl.trans(minus_U), dA, BF16, OUT)
+            dq_c = dot_out(dO, S, dq_c, BF16, OUT)
+        if COMPUTE_DK:
+            Z = load_tile(dv, ic * (H * V), iv, valid, V, BV, BF16)
             D = tl.load(dstates + cell, mask=inside, other=0.0)
             db += tl.sum(E_c * Z.to(tl.float32), axis=1)
-            dP = _dot_out(Z, tl.trans(Y), dP, half, SPLIT, OUT)
-            dk_c = _dot_out(Z, S, dk_c, half, SPLIT, OUT)
+            dP = dot_out(Z, tl.trans(minus_U), dP, BF16, OUT)
+            dk_c = dot_out(Z, S, dk_c, BF16, OUT)
         if GATED:
-            dk_out = _dot_out(Y, D, dk_out, half, SPLIT, OUT)
-            crossed += tl.sum(tl.sum(S.to(tl.float32) * D.to(tl.float32), axis=1), axis=0)
-        elif DK:
-            dk_c = _dot_out(Y, D, dk_c, half, SPLIT, OUT)
-    if DK:
-        db = db * (1.0 - b / SIGMOID) if LOGITS else db / b
+            dk_out = dot_out(minus_U, D, dk_out, BF16, OUT)
+            SD += tl.sum(tl.sum(S.to(tl.float32) * D.to(tl.float32), axis=1), axis=0)
+        elif COMPUTE_DK:
+            dk_c = dot_out(minus_U, D, dk_c, BF16, OUT)
+    if COMPUTE_DK:
+        db = db * (1.0 - b / BETA_FROM_LOGITS) if BETA_FROM_LOGITS is not None else db / b
         tl.store(dbeta + (first + ic) * H + h, db.to(dbeta.dtype.element_ty), mask=valid)
-    dM, dP = tl.where(i >= j, -dM, 0.0), tl.where(i > j, dP, 0.0)
-    dM_kept += saved * C * C + i * C + j
-    if not DK:
-        tl.store(dM_kept, dM.to(dM_kept.dtype.element_ty))
-    if not DQ:
-        dM = tl.load(dM_kept).to(tl.float32)
+    dA, dP = tl.where(i >= j, -dA, 0.0), tl.where(i > j, dP, 0.0)
+    dA_saved += slot * C * C + i * C + j
+    if not COMPUTE_DK:
+        tl.store(dA_saved, dA.to(dA_saved.dtype.element_ty))
+    if not COMPUTE_DQ:
+        dA = tl.load(dA_saved).to(tl.float32)
 
-    k_c = _load_tile(k, ic * (H * K), ik, valid, K, BK, SPLIT)
-    q_c = _load_tile(q, token * (H * K), ik, read, K, BK, SPLIT)
+    k_c = load_tile(k, ic * (H * K), ik, valid, K, BK, BF16)
+    q_c = load_tile(q, token * (H * K), ik, read, K, BK, BF16)
     if GATED:
-        # a difference G_i - G_j moves both ends
-        KK = tl.dot(k_c, tl.trans(k_c)) if SPLIT else _dot_input(k_c, tl.trans(k_c), None, False)
-        moved_k = dP * decay * KK * k_norm[:, None] * k_norm[None, :]
-        moved_q = dM * tl.load(M + saved * C * C + i * C + j).to(tl.float32)
+        # a product that carries e^(G_i - G_j) adds (value x gradient) to dG_i and subtracts it from dG_j
+        KK = tl.dot(k_c, tl.trans(k_c)) if BF16 else dot_input(k_c, tl.trans(k_c), None, False)
+        moved_k = dP * decay * KK * r_k[:, None] * r_k[None, :]
+        moved_q = dA * tl.load(A + slot * C * C + i * C + j).to(tl.float32)
         dG = tl.sum(moved_k, axis=1) - tl.sum(moved_k, axis=0)
         dG += tl.sum(moved_q, axis=1) - tl.sum(moved_q, axis=0)
-        dP, dM = dP * decay, dM * decay
+        dP, dA = dP * decay, dA * decay
         dq_c *= tl.exp(G)[:, None]
         dk_c *= tl.exp(G)[:, None]
-        dk_out *= tl.exp(end - G)[:, None]
-        moved_out = -tl.sum(dk_out * k_c.to(tl.float32), axis=1) * k_norm
-        dG += tl.sum(dq_c * q_c.to(tl.float32), axis=1) * q_norm - moved_out
-        dG -= tl.sum(dk_c * k_c.to(tl.float32), axis=1) * k_norm
-        total = tl.sum(moved_out, axis=0) + tl.exp(end) * crossed
-        # g_t moves every later G of the chunk, and the decay of the state
+        dk_out *= tl.exp(G_C - G)[:, None]
+        moved_out = -tl.sum(dk_out * k_c.to(tl.float32), axis=1) * r_k
+        dG += tl.sum(dq_c * q_c.to(tl.float32), axis=1) * s - moved_out
+        dG -= tl.sum(dk_c * k_c.to(tl.float32), axis=1) * r_k
+        total = tl.sum(moved_out, axis=0) + tl.exp(G_C) * SD
+        # dg is the reversed running sum of dG: g_t is part of every later G of the chunk, and of the
+        # state's decay
         dg_c = tl.sum(dG, axis=0) - tl.cumsum(dG, axis=0) + dG + total
-        at = (first // n + token) * H + h
-        tl.store(dg + at, dg_c.to(dg.dtype.element_ty), mask=valid & (step % n == 0))
+        at = (first // HOUSEHOLDERS + token) * H + h
+        tl.store(dg + at, dg_c.to(dg.dtype.element_ty), mask=valid & (step % HOUSEHOLDERS == 0))
         dk_c += dk_out
-    if DQ:
-        dq_c = _dot_out(dM * k_norm[None, :], k_c, dq_c, half, SPLIT, OUT)
-        if L2NORM:  # q_norm is scale / ||q||, and dq_c the gradient of the scaled unit query
-            unit = q_c.to(tl.float32) * _inverse_norms(_squares(q_c), True)[:, None]
+    if COMPUTE_DQ:
+        dq_c = dot_out(dA * r_k[None, :], k_c, dq_c, BF16, OUT)
+        if L2NORM:  # s is scale / ||q||, and dq_c the gradient of the scaled unit query
+            unit = q_c.to(tl.float32) * inverse_norm(squared_norm(q_c), True)[:, None]
             dq_c -= unit * tl.sum(unit * dq_c, axis=1)[:, None]
-        _store_tile(dq, dq_c * q_norm[:, None], token * (H * K), ik, read, K, BK)
-    if DK:
-        dk_c = _dot_out(tl.trans(dM * -q_norm[:, None]), q_c, dk_c, half, SPLIT, OUT)
-        dk_c = _dot_out((dP + tl.trans(dP)) * -k_norm[None, :], k_c, dk_c, half, SPLIT, OUT)
+        store_tile(dq, dq_c * s[:, None], token * (H * K), ik, read, K, BK)
+    if COMPUTE_DK:
+        dk_c = dot_out(tl.trans(dA * -s[:, None]), q_c, dk_c, BF16, OUT)
+        dk_c = dot_out((dP + tl.trans(dP)) * -r_k[None, :], k_c, dk_c, BF16, OUT)
         if L2NORM:
-            unit = k_c.to(tl.float32) * k_norm[:, None]
+            unit = k_c.to(tl.float32) * r_k[:, None]
             dk_c -= unit * tl.sum(unit * dk_c, axis=1)[:, None]
-        _store_tile(dk, dk_c * -k_norm[:, None], ic * (H * K), ik, valid, K, BK)
+        store_tile(dk, dk_c * -r_k[:, None], ic * (H * K), ik, valid, K, BK)

@@ -1,101 +1,103 @@
-"""`prepare` for chunks of 32 rows of float32 heads up to 32 wide, without a gate (triton_chunk_kernels.py).
+"""`prepare` (chunk_forward.py) for chunks of 32 rows of float32 heads up to 32 wide, without a gate.
 
-One warp, two halves of 16 rows, and products of bfloat16 digits (`triton_digits.py`), so that no result but
-the last leaves the registers. With raw q and k, r = 1 / ||k|| and s = scale / ||q|| by row,
+With r = 1 / ||k|| and s = scale / ||q|| of every row (docs/delta_rule.md, "Chunks"):
 
-    P = strictly_lower(r K K^T r)     G = P (I + diag(b) P)^-1     A = I - G diag(b)     M = lower(s Q K^T r)
+    P = strictly_lower(r K K^T r)     G = P (I + diag(b) P)^-1     inverse = I - G diag(b)
+    A = lower(s Q K^T r)
 
 and with P = [[P_0, 0], [C, P_1]] the corner of G is (I - G_1 diag(b_1)) C (I - diag(b_0) G_0).
-"""
 
-# Triton's language is not Python to a type checker.
-# pyright: reportGeneralTypeIssues=false, reportAssignmentType=false, reportArgumentType=false
+Grid: (chunks, heads), one warp each. All tiles stay in registers, as two halves of 16 rows (0 and 1) and
+products of bfloat16 terms (split_bf16.py): nothing but the results goes to device memory, while
+`unit_lower_inverse` passes parts of the inverse through it.
+"""
 
 import triton
 import triton.language as tl
 
 from statetrack.ops.delta_rule.triton.split_bf16 import (
-    _digits,
-    _hold,
-    _product,
-    _resolvent_of_16,
-    _transposed,
+    dot_terms,
+    loads_first,
+    resolvent_16x16,
+    split,
+    transpose_terms,
 )
 from statetrack.ops.delta_rule.triton.tiles import (
-    _betas,
-    _chunk,
-    _inverse_norms,
-    _load_tile,
-    _squares,
-    _steps,
+    chunk_rows,
+    inverse_norm,
+    load_beta,
+    load_tile,
+    row_tokens,
+    squared_norm,
 )
 
 
 @triton.jit
 def prepare_narrow_kernel(
-    q, k, beta, g, A, M, norms, table, T, H, scale,
-    K: tl.constexpr, BK: tl.constexpr, C: tl.constexpr, n: tl.constexpr, PACKED: tl.constexpr,
-    L2NORM: tl.constexpr, LOGITS: tl.constexpr, SIGMOID: tl.constexpr, WHOLE: tl.constexpr,
+    q, k, beta, g, inverse, A, inverse_norms, chunk_table, T, H, scale,
+    K: tl.constexpr, BK: tl.constexpr, C: tl.constexpr, HOUSEHOLDERS: tl.constexpr, PACKED: tl.constexpr,
+    L2NORM: tl.constexpr, BETA_FROM_LOGITS: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
-    """Called as `prepare_kernel` is, with a g that there is none of."""
+    """Same arguments as `prepare_kernel`; g is not read."""
     chunk, h = tl.program_id(0), tl.program_id(1)
-    first, rows = _chunk(table, chunk, T, C, n, PACKED)
+    first, rows = chunk_rows(chunk_table, chunk, T, C, HOUSEHOLDERS, PACKED)
     if rows <= 0:  # packed sequences may have fewer chunks than the grid
         return
     ic = tl.arange(0, 16)
     i, j = ic[:, None], ic[None, :]
     one = tl.where(i == j, 1.0, 0.0)
-    place = (chunk * H + h).to(tl.int64)
-    start = (first % n).to(tl.int32)
-    inputs = q + (first // n * H + h) * K, k + (first * H + h) * K, beta + first * H + h
-    A += place * C * C + i * C + j
-    M += place * C * C + i * C + j
-    norms += place * 2 * C + ic
-    k_0, q_0, b_0 = _load_half(inputs, ic, start, rows, H, K, BK, n, LOGITS, SIGMOID)
-    k_1, q_1, b_1 = _load_half(inputs, 16 + ic, start, rows, H, K, BK, n, LOGITS, SIGMOID)
-    k_0, q_0 = _hold(k_0, q_0, WHOLE)
-    k_1, q_1 = _hold(k_1, q_1, WHOLE)
-    r_0, r_1 = _inverse_norms(_squares(k_0), L2NORM), _inverse_norms(_squares(k_1), L2NORM)
-    s_0 = scale * _inverse_norms(_squares(q_0), L2NORM)
-    s_1 = scale * _inverse_norms(_squares(q_1), L2NORM)
-    tl.store(norms, r_0)
-    tl.store(norms + 16, r_1)
-    tl.store(norms + C, s_0)
-    tl.store(norms + C + 16, s_1)
-    k_0, k_1 = _digits(k_0, 3, WHOLE), _digits(k_1, 3, WHOLE)
-    q_0, q_1 = _digits(q_0, 2, WHOLE), _digits(q_1, 2, WHOLE)
-    right_0, right_1 = _transposed(k_0), _transposed(k_1)
+    slot = (chunk * H + h).to(tl.int64)
+    start = (first % HOUSEHOLDERS).to(tl.int32)
+    inputs = q + (first // HOUSEHOLDERS * H + h) * K, k + (first * H + h) * K, beta + first * H + h
+    inverse += slot * C * C + i * C + j
+    A += slot * C * C + i * C + j
+    inverse_norms += slot * 2 * C + ic
+    k_0, q_0, b_0 = _load_half(inputs, ic, start, rows, H, K, BK, HOUSEHOLDERS, BETA_FROM_LOGITS)
+    k_1, q_1, b_1 = _load_half(inputs, 16 + ic, start, rows, H, K, BK, HOUSEHOLDERS, BETA_FROM_LOGITS)
+    k_0, q_0 = loads_first(k_0, q_0, SPLIT)
+    k_1, q_1 = loads_first(k_1, q_1, SPLIT)
+    r_0, r_1 = inverse_norm(squared_norm(k_0), L2NORM), inverse_norm(squared_norm(k_1), L2NORM)
+    s_0 = scale * inverse_norm(squared_norm(q_0), L2NORM)
+    s_1 = scale * inverse_norm(squared_norm(q_1), L2NORM)
+    tl.store(inverse_norms, r_0)
+    tl.store(inverse_norms + 16, r_1)
+    tl.store(inverse_norms + C, s_0)
+    tl.store(inverse_norms + C + 16, s_1)
+    k_0, k_1 = split(k_0, 3, SPLIT), split(k_1, 3, SPLIT)
+    q_0, q_1 = split(q_0, 2, SPLIT), split(q_1, 2, SPLIT)
+    k_0_t, k_1_t = transpose_terms(k_0), transpose_terms(k_1)
     zero = tl.zeros((16, 16), tl.float32)
-    M_0 = _product(q_0, right_0, None, 2) * (s_0[:, None] * r_0[None, :])
-    M_1 = _product(q_1, right_1, None, 2) * (s_1[:, None] * r_1[None, :])
-    tl.store(M, tl.where(i >= j, M_0, 0.0))
-    tl.store(M + 16, zero)
-    tl.store(M + 16 * C, _product(q_1, right_0, None, 2) * (s_1[:, None] * r_0[None, :]))
-    tl.store(M + 16 * C + 16, tl.where(i >= j, M_1, 0.0))
-
-    P_0 = _product(k_0, right_0, None, 3) * (r_0[:, None] * r_0[None, :])
-    P_1 = _product(k_1, right_1, None, 3) * (r_1[:, None] * r_1[None, :])
-    corner = _product(k_0, right_1, None, 3) * (r_0[:, None] * r_1[None, :])  # on its side
-    G_0 = _resolvent_of_16(tl.where(i > j, P_0, 0.0), tl.where(i < j, P_0, 0.0), b_0, 3, WHOLE)
-    G_1 = _resolvent_of_16(tl.where(i > j, P_1, 0.0), tl.where(i < j, P_1, 0.0), b_1, 3, WHOLE)
-    A_1 = one - G_1 * b_1[None, :]
-    tl.store(A, one - G_0 * b_0[None, :])
+    A_0 = dot_terms(q_0, k_0_t, None, 2) * (s_0[:, None] * r_0[None, :])
+    A_1 = dot_terms(q_1, k_1_t, None, 2) * (s_1[:, None] * r_1[None, :])
+    tl.store(A, tl.where(i >= j, A_0, 0.0))
     tl.store(A + 16, zero)
-    tl.store(A + 16 * C + 16, A_1)
-    left = _product(_digits(A_1, 3, WHOLE), _digits(tl.trans(corner), 3, WHOLE), None, 3)
-    right = _digits(one - b_0[:, None] * G_0, 3, WHOLE)
-    tl.store(A + 16 * C, -b_0[None, :] * _product(_digits(left, 3, WHOLE), right, None, 3))
+    tl.store(A + 16 * C, dot_terms(q_1, k_0_t, None, 2) * (s_1[:, None] * r_0[None, :]))
+    tl.store(A + 16 * C + 16, tl.where(i >= j, A_1, 0.0))
+
+    P_0 = dot_terms(k_0, k_0_t, None, 3) * (r_0[:, None] * r_0[None, :])
+    P_1 = dot_terms(k_1, k_1_t, None, 3) * (r_1[:, None] * r_1[None, :])
+    corner_t = dot_terms(k_0, k_1_t, None, 3) * (r_0[:, None] * r_1[None, :])
+    G_0 = resolvent_16x16(tl.where(i > j, P_0, 0.0), tl.where(i < j, P_0, 0.0), b_0, 3, SPLIT)
+    G_1 = resolvent_16x16(tl.where(i > j, P_1, 0.0), tl.where(i < j, P_1, 0.0), b_1, 3, SPLIT)
+    inverse_1 = one - G_1 * b_1[None, :]
+    tl.store(inverse, one - G_0 * b_0[None, :])
+    tl.store(inverse + 16, zero)
+    tl.store(inverse + 16 * C + 16, inverse_1)
+    inverse_1_terms = split(inverse_1, 3, SPLIT)
+    left = dot_terms(inverse_1_terms, split(tl.trans(corner_t), 3, SPLIT), None, 3)
+    right = split(one - b_0[:, None] * G_0, 3, SPLIT)
+    tl.store(inverse + 16 * C, -b_0[None, :] * dot_terms(split(left, 3, SPLIT), right, None, 3))
 
 
 @triton.jit
 def _load_half(
     inputs, row, start, rows, H,
-    K: tl.constexpr, BK: tl.constexpr, n: tl.constexpr, LOGITS: tl.constexpr, SIGMOID: tl.constexpr,
+    K: tl.constexpr, BK: tl.constexpr, HOUSEHOLDERS: tl.constexpr, BETA_FROM_LOGITS: tl.constexpr,
 ):  # fmt: skip
     """The tiles of k and q, and b."""
     q, k, beta = inputs
     ik = tl.arange(0, BK)
-    valid, token, read = _steps(row, start + row, rows, n)
-    k_c = _load_tile(k, row * (H * K), ik, valid, K, BK, False)
-    q_c = _load_tile(q, token * (H * K), ik, read, K, BK, False)
-    return k_c, q_c, _betas(beta, row * H, valid, LOGITS, SIGMOID)
+    valid, token, read = row_tokens(row, start + row, rows, HOUSEHOLDERS)
+    k_c = load_tile(k, row * (H * K), ik, valid, K, BK, False)
+    q_c = load_tile(q, token * (H * K), ik, read, K, BK, False)
+    return k_c, q_c, load_beta(beta, row * H, valid, BETA_FROM_LOGITS)

@@ -1,63 +1,62 @@
-"""What the sweeps of the delta rule share: which part a program does, and the factors of a chunk's rows.
+"""What the sweeps over chunks share: the part of the work a program does, and the factors of rows.
 
-Letters and row factors: triton_chunk_kernels.py.
+Equations, letters and row factors: chunk_forward.py.
 """
-
-# Triton's language is not Python to a type checker.
-# pyright: reportGeneralTypeIssues=false, reportAssignmentType=false, reportArgumentType=false
 
 import triton
 import triton.language as tl
 
-from statetrack.ops.delta_rule.triton.tiles import _betas, _decays, _span
+from statetrack.ops.delta_rule.triton.tiles import load_beta, load_decay, sequence_rows
 
 
 @triton.jit
-def _program(H, V: tl.constexpr, BV: tl.constexpr):
-    """Which sequence, head and columns of v a program of a sweep does."""
-    slices: tl.constexpr = tl.cdiv(V, BV)  # one axis: a second one of a grid ends at 65,535
-    pair = tl.program_id(0) // slices
-    return pair // H, pair % H, (tl.program_id(0) % slices) * BV + tl.arange(0, BV)
+def sweep_program(H, V: tl.constexpr, BV: tl.constexpr):
+    """The sequence, head and columns of v of a program; the grid has one axis, since others end at 65,535."""
+    slices: tl.constexpr = tl.cdiv(V, BV)
+    sequence_head = tl.program_id(0) // slices
+    return sequence_head // H, sequence_head % H, (tl.program_id(0) % slices) * BV + tl.arange(0, BV)
 
 
 @triton.jit
-def _sequence(cu_seqlens, first_chunk, sequence, T, C: tl.constexpr, n: tl.constexpr, PACKED: tl.constexpr):
+def sweep_sequence(
+    cu_seqlens, first_chunk, sequence, T, C: tl.constexpr, HOUSEHOLDERS: tl.constexpr, PACKED: tl.constexpr
+):
     """First row, number of rows, and first chunk of a sequence."""
-    first, rows = _span(cu_seqlens, sequence, T, n, PACKED)
+    first, rows = sequence_rows(cu_seqlens, sequence, T, HOUSEHOLDERS, PACKED)
     if PACKED:
         chunk = tl.load(first_chunk + sequence).to(tl.int32)
     else:
-        chunk = sequence * tl.cdiv(T * n, C)
+        chunk = sequence * tl.cdiv(T * HOUSEHOLDERS, C)
     return first, rows, chunk
 
 
 @triton.jit
-def _state(
-    given, sequence, h, iv, H, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, GIVEN: tl.constexpr
+def load_state(
+    state, sequence, h, iv, H, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, PRESENT: tl.constexpr
 ):
-    """A program's part of a state, on its side (columns of v, rows of k): `given`, or else zero.
+    """A program's part of a state, transposed (columns of v, columns of k): zero unless PRESENT.
 
-    And which of its cells there are, and where they are among the states of all sequences and heads.
+    Also the mask of its entries, and their offsets among the states of all sequences and heads.
     """
     ik = tl.arange(0, BK)
     inside = (iv < V)[:, None] & (ik < K)[None, :]
-    cells = (sequence * H + h).to(tl.int64) * K * V + ik[None, :] * V + iv[:, None]
+    offsets = (sequence * H + h).to(tl.int64) * K * V + ik[None, :] * V + iv[:, None]
     S = tl.zeros(inside.shape, tl.float32)
-    if GIVEN:
-        S = tl.load(given + cells, mask=inside, other=0.0).to(tl.float32)
-    return S, inside, cells
+    if PRESENT:
+        S = tl.load(state + offsets, mask=inside, other=0.0).to(tl.float32)
+    return S, inside, offsets
 
 
 @triton.jit
-def _factors(
-    beta, g, norms, saved, row, valid, token, H, C: tl.constexpr, n: tl.constexpr,
-    GATED: tl.constexpr, LOGITS: tl.constexpr, SIGMOID: tl.constexpr,
+def row_factors(
+    beta, g, inverse_norms, slot, row, valid, token, H, C: tl.constexpr, HOUSEHOLDERS: tl.constexpr,
+    GATED: tl.constexpr, BETA_FROM_LOGITS: tl.constexpr,
 ):  # fmt: skip
-    """Of a chunk's rows: b, k_in, k_out; and the log-decay from its start to each row and across all."""
-    b = _betas(beta, row * H, valid, LOGITS, SIGMOID)
-    k_norm = tl.load(norms + saved * 2 * C + tl.arange(0, C))
-    k_in, k_out, G, end = k_norm, k_norm, 0.0, 0.0
+    """b, k_in and k_out of a chunk's rows, the log-decay G up to each row, and G_C at the chunk's end."""
+    b = load_beta(beta, row * H, valid, BETA_FROM_LOGITS)
+    r_k = tl.load(inverse_norms + slot * 2 * C + tl.arange(0, C))
+    k_in, k_out, G, G_C = r_k, r_k, 0.0, 0.0
     if GATED:
-        G, end = _decays(g, token * H, valid & (row % n == 0))
-        k_in, k_out = k_norm * tl.exp(G), k_norm * tl.exp(end - G)
-    return b, k_in, k_out, G, end
+        G, G_C = load_decay(g, token * H, valid & (row % HOUSEHOLDERS == 0))
+        k_in, k_out = r_k * tl.exp(G), r_k * tl.exp(G_C - G)
+    return b, k_in, k_out, G, G_C
