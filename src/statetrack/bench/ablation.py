@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from statetrack.bench.gpu_steps import GpuTrainingStep, seconds_per_step
+from statetrack.bench.cases import check_chosen
+from statetrack.bench.gpu_steps import GPU_STEPS, seconds_per_step
 from statetrack.experiments.tab_chomsky import PROTOCOL
 from statetrack.layers import model_config
 from statetrack.layers.fusion import fused
@@ -30,12 +31,12 @@ STEPS, ROUNDS = 200, 3  # a variant is timed this often, in turns with the other
 
 def specs() -> dict[str, RunSpec]:
     """Steps of the paper's protocol: word problems, and formal languages with their mixed lengths."""
-    found = {f"S5, DeltaNet, {layers} layers": GpuTrainingStep(layers).spec for layers in (1, 5)}
+    found = {step.name: step.spec for step in GPU_STEPS}
     training = replace(PROTOCOL, precision="bfloat16")
     for name, mixer, layers in (("parity", "deltanet", 2), ("parity", "mamba", 2)):
         model = model_config(mixer, layers=layers)
         spec = RunSpec(task(name), model, training, EvaluationConfig())
-        found[f"{name}, {mixer}, {layers} layers"] = spec.resolved()
+        found[f"{name} training step, {mixer} {layers} layers"] = spec.resolved()
     return found
 
 
@@ -48,6 +49,11 @@ class Variant:
     adamw: bool = True  # our two kernels for clipping, AdamW and the bfloat16 copies of the weights
     packs: bool = True
     compiled_model: bool = False
+
+    @property
+    def compiles(self) -> bool:
+        """Whether torch.compile has a part in it."""
+        return bool(self.ops) or self.compiled_model
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
@@ -67,7 +73,8 @@ VARIANTS = (
     Variant("embedding compiled", ("embedding",)),
     Variant("AdamW of PyTorch (fused)", adamw=False),
     Variant("padded instead of packed", packs=False),
-    Variant("whole model compiled", adamw=True, compiled_model=True),
+    Variant("whole model compiled", compiled_model=True),
+    Variant("whole model compiled, AdamW of PyTorch", adamw=False, compiled_model=True),
 )
 
 
@@ -93,10 +100,16 @@ def applies(variant: Variant, spec: RunSpec) -> bool:
     return variant.packs or spec.task.labels == "last"
 
 
-def ablation_report(keep: Callable[[dict[str, Any]], None]) -> None:
-    """Time every variant of every step, print milliseconds and the cost of doing without; `keep` gets all."""
+def ablation_report(chosen: Callable[[str], bool], keep: Callable[[dict[str, Any]], None]) -> None:
+    """Time every variant of the steps `chosen` by name, print milliseconds and what doing without costs.
+
+    `keep` gets all rows so far after each step.
+    """
     rows: list[dict[str, Any]] = []
+    check_chosen(chosen, list(specs()))
     for name, spec in specs().items():
+        if not chosen(name):
+            continue
         variants = [variant for variant in VARIANTS if applies(variant, spec)]
         times = _times(spec, variants)
         shipped = times["as shipped"]
@@ -141,6 +154,8 @@ def _work(spec: RunSpec, variant: Variant) -> Callable[[], None]:
         step.recorded_update = lambda: None  # type: ignore[method-assign]
     if variant.compiled_model:
         state.model.compile(dynamic=False)
+    if variant.compiles:
+        step._compile_kernels = lambda batch: None  # type: ignore[method-assign]  # torch.compile has its own
 
     def work() -> None:
         with step.on_stream():

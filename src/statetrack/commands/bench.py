@@ -39,6 +39,7 @@ class BenchOptions:
     seconds: float = 3.0  # per comparison on a CPU
     growth: bool = True  # on a CPU, also time lengths from 1k to 64k
     cold: bool = False  # on a GPU, start from an empty Triton cache, to time first calls
+    ablation: bool = False  # on a GPU, instead: what each small fused kernel gains in a training step
     json: Path | None = None  # write everything measured to this file, after every case
 
 
@@ -65,7 +66,14 @@ def bench(options: BenchOptions) -> None:
         if options.json:
             write_json(options.json, report | part)
 
-    if resolve_device(options.device).type == "cuda":
+    on_gpu = resolve_device(options.device).type == "cuda"
+    if options.ablation:
+        if not on_gpu:
+            raise UserError("bench: --ablation measures kernels of a GPU, and there is none to use here.")
+        from statetrack.bench.ablation import ablation_report
+
+        ablation_report(chosen, keep)
+    elif on_gpu:
         from statetrack.bench.gpu_report import gpu_report
 
         with tempfile.TemporaryDirectory() as empty:
