@@ -156,7 +156,8 @@ SMALLER = [
 @pytest.mark.parametrize(("kilobytes", "kernel", "shape"), SMALLER)
 def test_kernels_fit_the_shared_memory_of_smaller_gpus(kilobytes, kernel, shape):
     gpu = GpuLimits(multiprocessors=72, shared_memory=kilobytes * 1024)
-    compiled = compile_as_launched(kernel, *shape, gpu=gpu, capability=89)
+    everything = kernel.startswith("sweep_pairs")  # a gate takes a little more
+    compiled = compile_as_launched(kernel, *shape, everything=everything, gpu=gpu, capability=89)
     assert compiled is not None
     assert compiled.shared <= gpu.shared_memory
 

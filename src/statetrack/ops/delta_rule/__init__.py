@@ -90,9 +90,13 @@ def delta_rule(
     checks.check_offsets("delta_rule", cu_seqlens, max_seqlen, q.shape[1])
     if checks.is_checked():
         _check_values(q, k, v, beta, g, initial_state, use_qk_l2norm_in_kernel, beta_from_logits)
-    factor = q.shape[-1] ** -0.5 if scale is None else float(scale)
     options = DeltaRuleOptions(
-        factor, householders, use_qk_l2norm_in_kernel, beta_from_logits, max_seqlen, output_final_state
+        q.shape[-1] ** -0.5 if scale is None else float(scale),
+        householders,
+        use_qk_l2norm_in_kernel,
+        beta_from_logits,
+        max_seqlen,
+        output_final_state,
     )
     if torch.is_autocast_enabled(q.device.type):
         # which would run the products inside in half precision

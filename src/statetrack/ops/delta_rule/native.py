@@ -126,10 +126,11 @@ class _Native(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, q, k, v, beta, g, initial_state, cu_seqlens, scale, householders, l2norm, save):
-        inputs = q, k, v, beta, g, initial_state, cu_seqlens
         forward = without_dispatcher(q, _forward, delta_forward)
-        out, final_state, states, E = forward(*inputs, scale, householders, l2norm, save)
-        ctx.save_for_backward(*inputs, states, E)
+        out, final_state, states, E = forward(
+            q, k, v, beta, g, initial_state, cu_seqlens, scale, householders, l2norm, save
+        )
+        ctx.save_for_backward(q, k, v, beta, g, initial_state, cu_seqlens, states, E)
         ctx.scalars = scale, householders, l2norm
         ctx.set_materialize_grads(False)
         return out, final_state

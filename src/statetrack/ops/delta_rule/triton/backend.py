@@ -55,7 +55,8 @@ class _DeltaRule(torch.autograd.Function):
     def forward(ctx, q, k, v, beta, g, initial_state, cu_seqlens, options):
         inputs = q, k, v, beta, g, initial_state, cu_seqlens
         o, *saved = without_dispatcher(q, _forward, _forward_op)(*inputs, options, True)
-        final_state = saved.pop(0) if options.output_final_state else None
+        # torch.compile gives a tuple here
+        final_state, saved = (saved[0], saved[1:]) if options.output_final_state else (None, saved)
         ctx.save_for_backward(*inputs, *saved)
         ctx.options = options
         ctx.set_materialize_grads(False)

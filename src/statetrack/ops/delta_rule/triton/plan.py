@@ -20,7 +20,7 @@ SHORT_CHUNK = 16  # steps of a chunk there
 MAX_UNROLLED_CHUNKS = {torch.bfloat16: 3, torch.float32: 2}
 # What the sweeps over pairs of chunks take, within the 99 KB of Ada and of consumer Ampere; no other kernel
 # takes more than 64 KB.
-PAIRS_SHARED_MEMORY = 97 * 1024
+PAIRS_SHARED_MEMORY = 98 * 1024
 # Triton's interpreter has no bfloat16 arithmetic: float32 tiles are not split there, and outputs take tf32.
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 SPLIT = "none" if INTERPRETED else "bf16"  # see split_bf16.py

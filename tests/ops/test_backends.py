@@ -1,0 +1,60 @@
+"""Backends are named as "module:function" and loaded when first used; plans know the limits of the GPU."""
+
+import doctest
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from statetrack.errors import UserError
+from statetrack.ops import delta_rule, mlstm, slstm
+from statetrack.ops.backends import load, pick_backend
+from statetrack.ops.delta_rule.options import OPTIONS_SCHEMA, DeltaRuleOptions
+from statetrack.ops.triton_runtime.sizes import HOPPER, gpu_limits
+
+CPU = torch.device("cpu")
+
+
+def test_a_backend_is_named_or_loaded_by_a_function():
+    backends = {"reference": "math:sqrt", "chunked": lambda: abs}
+    assert pick_backend("op", "reference", CPU, backends)(4.0) == 2.0
+    assert pick_backend("op", "auto", CPU, backends)(-4.0) == 4.0
+
+
+def test_a_backend_that_refuses_is_skipped_and_not_imported():
+    backends = {"chunked": "no_such_module:function", "reference": "math:sqrt"}
+    refusals = {"chunked": lambda: "it has no such module"}
+    assert pick_backend("op", "auto", CPU, backends, refusals)(4.0) == 2.0
+    with pytest.raises(UserError, match='"chunked" cannot run this: it has no such module'):
+        pick_backend("op", "chunked", CPU, backends, refusals)
+
+
+def test_a_wrong_name_is_an_error_each_time():
+    for _ in range(2):
+        with pytest.raises(AttributeError, match="no_such_function"):
+            load("math:no_such_function")
+
+
+def test_importing_the_ops_loads_no_backend():
+    code = "import sys, statetrack.ops; print(*(m for m in sys.modules if 'delta_rule.' in m))"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.split() == ["statetrack.ops.delta_rule.options"]
+
+
+def test_the_options_are_the_scalars_of_the_library_ops():
+    names = [argument.split()[-1] for argument in OPTIONS_SCHEMA.split(", ")]
+    assert names == list(DeltaRuleOptions._fields)
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_without_a_gpu_to_ask_plans_assume_hopper(device):
+    assert gpu_limits(torch.device(device)) == HOPPER
+
+
+@pytest.mark.parametrize("op", [delta_rule, mlstm, slstm])
+def test_the_example_in_the_docstring_is_right(op):
+    (example,) = doctest.DocTestFinder().find(op, op.__name__, globs={"torch": torch, op.__name__: op})
+    results = doctest.DocTestRunner().run(example)
+    assert results.attempted > 2
+    assert results.failed == 0
