@@ -1,6 +1,8 @@
 """Training on a GPU: a step as one CUDA graph is the eager step; runs resume exactly and share a GPU."""
 
 import json
+import random
+import socket
 from dataclasses import replace
 
 import pytest
@@ -14,8 +16,9 @@ from statetrack.run import run
 from statetrack.spec import EvaluationConfig, RunSpec, TrainingConfig
 from statetrack.sweep import Job, sweep
 from statetrack.tasks import task
-from statetrack.training import Options
+from statetrack.training import Options, read_metrics
 from statetrack.training.graph_step import GraphStep
+from statetrack.training.ranks import PARALLEL, start_processes
 from statetrack.training.source import source_of
 from statetrack.training.state import new_state
 
@@ -143,3 +146,36 @@ def test_runs_that_share_a_gpu_compute_what_they_compute_alone(tmp_path):
     for alone, shared in zip(jobs["alone"], jobs["shared"], strict=True):
         ours, theirs = (json.loads((job.folder / "done.json").read_text()) for job in (alone, shared))
         assert ours["metrics"] == theirs["metrics"]
+
+
+def test_a_file_of_sequences_is_trained_on_in_graphs(tmp_path):
+    drawn, path = random.Random(0), tmp_path / "bits.jsonl"
+    rows = [[drawn.randrange(2) for _ in range(drawn.randint(3, 40))] for _ in range(400)]
+    lines = [{"inputs": r, "targets": [sum(r[: t + 1]) % 2 for t in range(len(r))]} for r in rows]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    spec = replace(SPECS["word problem"], task=task(f"jsonl:{path}")).resolved()
+    eager, _ = losses(spec, graphs=False)
+    captured, step = losses(spec, graphs=True)
+    assert step.graphs
+    torch.testing.assert_close(captured, eager, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("parallel", PARALLEL)
+def test_a_process_of_torchrun_computes_what_one_without_it_does(parallel, tmp_path, monkeypatch):
+    """One rank, on NCCL: the eager step in two micro-batches against the graph."""
+    spec = SPECS["parity, Mamba"].resolved()
+    spec = replace(spec, training=replace(spec.training, steps=40))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    places = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "1", "RANK": "0"}
+    for name, value in (places | {"LOCAL_RANK": "0"}).items():
+        monkeypatch.setenv(name, value)
+    run(spec, tmp_path / "alone", Options(say=print))
+    with start_processes(torch.device("cuda")) as ranks:
+        run(spec, tmp_path / "ranks", Options(say=print, ranks=ranks, parallel=parallel, micro_batches=2))
+    alone, several = (
+        [row["loss"] for row in read_metrics(tmp_path / name / "metrics.jsonl")]
+        for name in ("alone", "ranks")
+    )
+    assert several == pytest.approx(alone, rel=1e-3)

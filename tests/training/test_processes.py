@@ -21,7 +21,7 @@ from statetrack.run import load_run, main, run
 from statetrack.tasks import IGNORE, task
 from statetrack.training import Options, evaluate
 from statetrack.training.protocols import WHOLE, Share
-from statetrack.training.ranks import PARALLEL
+from statetrack.training.ranks import PARALLEL, start_processes
 from statetrack.training.source import source_of
 from statetrack.training.store import checkpoints
 
@@ -194,6 +194,18 @@ def test_a_batch_that_cannot_be_cut_is_refused_by_every_rank_and_told_once(tmp_p
         "",
     ]
     assert not (tmp_path / "out").exists()
+
+
+def test_a_single_process_of_torchrun_computes_what_one_without_it_does(one, tmp_path, monkeypatch):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    places = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "1", "RANK": "0"}
+    for name, value in (places | {"LOCAL_RANK": "0"}).items():
+        monkeypatch.setenv(name, value)
+    with start_processes(CPU) as ranks:
+        run(SPEC, tmp_path, Options(ranks=ranks, parallel="fsdp", **QUIET))
+    assert_same_run(tmp_path, one)
 
 
 def test_several_processes_without_torchrun_are_refused(tmp_path, capsys):

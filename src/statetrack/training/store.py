@@ -109,7 +109,7 @@ def _step_of(path: Path) -> int:
 
 def _gathered(tensors: dict[str, Tensor], ranks: Ranks) -> dict[str, Tensor]:
     """Whole tensors on rank 0; elsewhere nothing, but every rank must call this."""
-    if ranks.size == 1:
+    if not ranks.distributed:
         return tensors
     from torch.distributed.tensor import DTensor
 
