@@ -11,8 +11,8 @@ function, fastest first, and on the others only if none of those fails; the firs
 process per mutant is forked from one that has torch imported but not the package (`forked_tests.py`), so most
 mutants take a second or two. Tests marked slow or gpu are left out.
 
-Results are appended to a JSONL file: a call that is stopped goes on from there. `--retry` tries
-the survivors again, after tests were added. Survivors judged equivalent (no test could tell them from the original) are
+Results are appended to a JSONL file: a call that is stopped goes on from there. `--retry` tries its survivors
+again, after tests were added. Survivors judged equivalent (no test could tell them from the original) are
 listed in `tools/equivalent_mutants.txt`, each with the reason, and do not count.
 """
 
