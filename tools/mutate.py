@@ -11,7 +11,7 @@ function, fastest first, and on the others only if none of those fails; the firs
 process per mutant is forked from one that has torch imported but not the package (`forked_tests.py`), so most
 mutants take a second or two. Tests marked slow or gpu are left out.
 
-Results are appended to a JSONL file: a call that is stopped goes on from there. `--retry` tries survivors
+Results are appended to a JSONL file: a call that is stopped goes on from there. `--retry` tries its survivors
 again, after tests were added. Survivors judged equivalent (no test could tell them from the original) are
 listed in `tools/equivalent_mutants.txt`, each with the reason, and do not count.
 """
@@ -101,13 +101,15 @@ def tests_of(paths: list[str]) -> list[str]:
 
 def run(root: Path, options: argparse.Namespace) -> None:
     """Try the chosen mutants that the results file does not settle yet."""
-    before = read_results(options.results)
-    settled = {r.id for r in before.values() if r.outcome != "survived" or not options.retry}
-    equivalent = read_equivalent()
+    before, equivalent = read_results(options.results), read_equivalent()
+    survivors = {r.id for r in before.values() if r.outcome == "survived"}
     todo = [
         (file, mutant)
-        for file, mutant in chosen_mutants(root, options.paths, options.sample, options.seed)
-        if mutant.id not in settled and mutant.id not in equivalent
+        for file, mutant in chosen_mutants(
+            root, options.paths, 0 if options.retry else options.sample, options.seed
+        )
+        if (mutant.id in survivors if options.retry else mutant.id not in before)
+        and mutant.id not in equivalent
     ]
     print(f"{len(todo)} mutants to try", flush=True)
     tests = options.tests or tests_of(options.paths)
@@ -185,7 +187,7 @@ def main() -> None:
         "--imports", nargs="+", default=IMPORTS, help="loaded once, before children are forked"
     )
     parser.add_argument("--seconds", type=float, default=20.0, help="more than 5 times what the tests take")
-    parser.add_argument("--retry", action="store_true", help="try survivors again")
+    parser.add_argument("--retry", action="store_true", help="try the survivors again, and no others")
     parser.add_argument("--report", action="store_true", help="only print the report")
     options = parser.parse_args()
     if options.paths and not options.report:

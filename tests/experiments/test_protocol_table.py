@@ -2,7 +2,7 @@
 
 import pytest
 
-from statetrack.experiments import fig_parity, fig_s5, fig_z60, tab_chomsky
+from statetrack.experiments import fig_parity, fig_s5, fig_z60, tab_chomsky, word_problems
 from statetrack.experiments.item import SCALES
 from statetrack.experiments.registry import ITEMS
 
@@ -269,6 +269,7 @@ def test_shorter_word_problems_are_measured_every_quarter_of_the_training_length
         ("smoke", "Z60"): (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16),
         ("smoke", "Z60, 2 tokens"): (2, 4, 6, 8, 10, 12, 14, 16),
     }
+    assert word_problems.eval_lengths(2, 5) == (1, 2, 3, 4, 5)
 
 
 def test_the_diagonal_toy_is_trained_as_the_formal_languages(runs):

@@ -137,9 +137,10 @@ def test_the_shortest_lengths_can_be_drawn():
 
 @pytest.mark.parametrize("name", FACTS)
 def test_a_batch_may_hold_one_sequence(name):
-    assert len(draw(name, 1, (6, 6)).inputs) == 1
     even = Automaton.of(DFA("ab", {"a": [1, 0], "b": [0, 1]}, 0, [0]))
-    assert even.sample(1, (6, 6), torch.Generator()).inputs.shape == (1, 7)
+    for lengths in ((6, 6), (6, 8)):
+        assert len(draw(name, 1, lengths).inputs) == 1
+        assert len(even.sample(1, lengths, torch.Generator()).inputs) == 1
 
 
 def test_labels_past_a_sequence_do_not_count_in_a_wider_batch():

@@ -93,6 +93,10 @@ def test_a_set_larger_than_what_is_drawn_at_once_is_whole():
     assert len(inputs) == 4100
     assert ((targets != IGNORE).sum(1) == 1).all()
     assert inputs.dtype == targets.dtype == torch.int64
+    data = Generator().manual_seed(20_241_102)
+    drawn = [spec.task.sample(count, (3, 30), data).inputs for count in (4096, 4)]
+    order = torch.randperm(4100, generator=Generator().manual_seed(0))
+    assert torch.equal(inputs, torch.cat(drawn)[order])
 
 
 FRESH = RunSpec(task("s5"), training=TrainingConfig(batch=2, train_lengths=(3, 40))).resolved()
@@ -127,3 +131,11 @@ def test_fresh_batches_follow_the_generator():
     )
     assert torch.equal(same, again)
     assert not torch.equal(same, other)
+
+
+def test_fresh_batches_of_a_task_with_one_answer_mix_lengths():
+    spec = replace(FRESH, task=task("parity"), training=replace(FRESH.training, batch=200))
+    inputs, targets = training_batch(spec, 0, Generator().manual_seed(0))
+    assert inputs.shape == (200, 39)
+    assert set(((inputs != 0).sum(1) + 1).tolist()) == set(range(3, 41))
+    assert ((targets != IGNORE).sum(1) == 1).all()
