@@ -156,7 +156,9 @@ def _other_settings(found: list[LabelledRun]) -> list[LabelledRun]:
 
 
 def _trained_by(run: LabelledRun, label: str, training: TrainingConfig) -> LabelledRun:
-    return replace(run, label=label, spec=replace(run.spec, training=training).resolved())
+    # a family of its own, and so a colour of its own beside the protocol's curve
+    family = f"{run.family}{label.removeprefix(run.label)}"
+    return replace(run, label=label, family=family, spec=replace(run.spec, training=training).resolved())
 
 
 ITEM = Item(
