@@ -61,7 +61,8 @@ def read_arguments(arguments: Sequence[str]) -> tuple[TrainOptions, RunSpec]:
     fields = [(name, type(value), field(default=value)) for name, value in defaults.items()]
     _check_flags(defaults)
     description = (
-        f"Train on --task {task_name} ({', '.join(TASKS)}) with --mixer {mixer_name} ({', '.join(PRESETS)}). "
+        f"Train on --task {task_name} ({', '.join(TASKS)}, or regex:PATTERN, dfa:FILE.json, group:NAME, "
+        f"jsonl:FILE) with --mixer {mixer_name} ({', '.join(PRESETS)}). "
         "--plugin FILE.py, or a module, adds tasks and mixers of your own."
     )
     arguments_class = make_dataclass(

@@ -94,6 +94,8 @@ class _File:
 
 def jsonl_task(name: str) -> Jsonl:
     """The task of "jsonl:FILE"."""
+    if name == PREFIX:
+        raise UserError("task 'jsonl:' names no file, expected jsonl:FILE.")
     return Jsonl(name.removeprefix(PREFIX))
 
 

@@ -65,7 +65,7 @@ def delta_rule(
     backend is "auto", "reference", "chunked", "native" (CPU) or "triton" (GPU).
 
     The recurrence runs in float32 or better whatever the dtype of the inputs, since near beta = 2 rounding
-    errors do not decay. Values are checked inside `statetrack.ops.checked()` only. Derivation:
+    errors do not decay. Values are checked inside `statetrack.checked()` only. Derivation:
     docs/delta_rule.md.
 
     >>> q, k, v = torch.randn(3, 2, 16, 4, 32).unbind()              # B, T, H, K = 2, 16, 4, 32
