@@ -3,14 +3,16 @@
 import doctest
 
 import pytest
+import torch
 
-from statetrack.ops.selective_scan import selective_scan
-from statetrack.ops.short_convolution import short_convolution
+from statetrack import delta_rule, mlstm, selective_scan, short_convolution, slstm
 
 
-@pytest.mark.parametrize("op", [selective_scan, short_convolution], ids=lambda op: op.__name__)
+@pytest.mark.parametrize(
+    "op", [delta_rule, mlstm, selective_scan, short_convolution, slstm], ids=lambda op: op.__name__
+)
 def test_the_example_of_the_docstring_prints_what_it_says(op):
-    (example,) = doctest.DocTestFinder().find(op, op.__name__, globs={})
+    (example,) = doctest.DocTestFinder().find(op, op.__name__, globs={"torch": torch, op.__name__: op})
     result = doctest.DocTestRunner().run(example)
-    assert result.attempted > 0
+    assert result.attempted > 2
     assert result.failed == 0

@@ -46,6 +46,7 @@ class Variant:
 
     name: str
     ops: tuple[str, ...] = ()  # replaced by torch.compile of their reference
+    eager: bool = False  # replaced by the reference itself, one PyTorch kernel after the other
     adamw: bool = True  # our two kernels for clipping, AdamW and the bfloat16 copies of the weights
     packs: bool = True
     compiled_model: bool = False
@@ -53,13 +54,15 @@ class Variant:
     @property
     def compiles(self) -> bool:
         """Whether torch.compile has a part in it."""
-        return bool(self.ops) or self.compiled_model
+        return (bool(self.ops) and not self.eager) or self.compiled_model
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
         with contextlib.ExitStack() as stack:
             for op in self.ops:
-                stack.enter_context(replaced_op(op, torch.compile(_references()[op], dynamic=False)))
+                plain = _references()[op]
+                function = plain if self.eager else torch.compile(plain, dynamic=False)
+                stack.enter_context(replaced_op(op, function))
             if self.compiled_model:
                 stack.enter_context(fused(False))
             yield
@@ -70,8 +73,10 @@ VARIANTS = (
     Variant("norms compiled", ("rms_norm", "add_rms_norm")),
     Variant("SwiGLU compiled", ("swiglu",)),
     Variant("cross-entropy compiled", ("cross_entropy",)),
+    Variant("cross-entropy of PyTorch", ("cross_entropy",), eager=True),
     Variant("embedding compiled", ("embedding",)),
     Variant("AdamW of PyTorch (fused)", adamw=False),
+    Variant("packing compiled", ("pack",)),
     Variant("padded instead of packed", packs=False),
     Variant("whole model compiled", compiled_model=True),
     Variant("whole model compiled, AdamW of PyTorch", adamw=False, compiled_model=True),
@@ -81,6 +86,7 @@ VARIANTS = (
 def _references() -> dict[str, Callable[..., Any]]:
     from statetrack.ops.cross_entropy.reference import cross_entropy_reference
     from statetrack.ops.embedding.reference import embedding_reference
+    from statetrack.ops.pack.reference import pack_reference
     from statetrack.ops.rms_norm.reference import rms_norm_reference
     from statetrack.ops.swiglu.reference import swiglu_reference
 
@@ -90,6 +96,7 @@ def _references() -> dict[str, Callable[..., Any]]:
         "swiglu": swiglu_reference,
         "cross_entropy": cross_entropy_reference,
         "embedding": embedding_reference,
+        "pack": pack_reference,
     }
 
 
@@ -97,7 +104,8 @@ def applies(variant: Variant, spec: RunSpec) -> bool:
     """Whether the step has what the variant replaces."""
     if "swiglu" in variant.ops and spec.model.mlp_ratio == 0:
         return False
-    return variant.packs or spec.task.labels == "last"
+    packing = not variant.packs or "pack" in variant.ops
+    return spec.task.labels == "last" or not packing
 
 
 def ablation_report(chosen: Callable[[str], bool], keep: Callable[[dict[str, Any]], None]) -> None:

@@ -35,13 +35,16 @@ def load(target: str) -> Any:
     return getattr(_loaded, attribute)
 
 
-@torch.compiler.assume_constant_result
 def _import(target: str, attribute: str) -> bool:
     """Runs while torch.compile traces, which cannot trace an import by name."""
     if not hasattr(_loaded, attribute):
         module, _, name = target.partition(":")
         setattr(_loaded, attribute, getattr(importlib.import_module(module), name))
     return True
+
+
+# What torch.compiler.assume_constant_result sets; calling that would load torch.compile with this module.
+_import._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def no_triton(tensor: Tensor) -> str | None:

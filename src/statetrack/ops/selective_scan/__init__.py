@@ -95,7 +95,7 @@ def selective_scan(
     A state that flips its sign at every step, which needs a negative eigenvalue: a_t = 2 exp(-30) - 1 = -1.
 
         >>> import torch
-        >>> from statetrack.ops import selective_scan
+        >>> from statetrack import selective_scan
         >>> u, delta = torch.zeros(1, 1, 4), torch.full((1, 1, 4), 30.0)
         >>> A, B, C = torch.tensor([[-1.0]]), torch.ones(1, 1, 4), torch.ones(1, 1, 4)
         >>> selective_scan(u, delta, A, B, C, eigenvalues="[-1,1]", initial_state=torch.ones(1, 1, 1))

@@ -57,7 +57,7 @@ def short_convolution(
     Returns y in the dtype of x.
 
         >>> import torch
-        >>> from statetrack.ops import short_convolution
+        >>> from statetrack import short_convolution
         >>> x = torch.tensor([[[1.0], [2.0], [3.0]]])
         >>> short_convolution(x, torch.tensor([[10.0, 1.0]]))[0, :, 0]
         tensor([ 1., 12., 23.])
