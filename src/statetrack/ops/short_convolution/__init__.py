@@ -49,10 +49,10 @@ def short_convolution(
         bias             (c,)             none when None
         initial_state    (b, c, width - 1), the inputs before the first one; zeros when None
 
-    cu_seqlens    s + 1 offsets in steps, with b = 1: s sequences packed one after the other into one row,
-                  each starting from zeros; not together with `initial_state`.
-    max_seqlen    the length of the longest packed sequence or more; only used to divide the work better.
-    backend       "auto", or "reference", "triton". The Triton kernels take widths up to 8.
+    - `cu_seqlens`: s + 1 offsets in steps, with b = 1: s sequences packed one after the other into one row,
+      each starting from zeros; not together with `initial_state`.
+    - `max_seqlen`: the length of the longest packed sequence or more; only used to divide the work better.
+    - `backend`: "auto", or "reference", "triton" (GPU). The Triton kernels take widths up to 8.
 
     Returns y in the dtype of x.
 
