@@ -8,7 +8,7 @@ from torch import Tensor
 
 from statetrack.errors import UserError
 from statetrack.ops import checks
-from statetrack.ops.backends import choose_once, no_triton, pick_backend
+from statetrack.ops.backends import choose_once, load, no_triton, pick_backend
 from statetrack.ops.call_cache import CallCache
 from statetrack.ops.selective_scan.arguments import ScanInputs, ScanOptions
 
@@ -31,15 +31,13 @@ def _triton_refuses(inputs: ScanInputs) -> str | None:
     """Why the Triton kernels cannot take these inputs, or None."""
     if reason := no_triton(inputs.u) or _constant_or_grouped(inputs):
         return reason
-    from statetrack.ops.selective_scan.triton.backend import refuses
-
+    refuses = load("statetrack.ops.selective_scan.triton.backend:refuses")
     return refuses(inputs.u, inputs.A, inputs.cu_seqlens)
 
 
 def _native_refuses(inputs: ScanInputs) -> str | None:
     """Why the native kernels cannot take these inputs, or None."""
-    from statetrack.ops.selective_scan.native import refuses
-
+    refuses = load("statetrack.ops.selective_scan.native:refuses")
     return refuses(inputs.u, inputs.A) or _constant_or_grouped(inputs)
 
 

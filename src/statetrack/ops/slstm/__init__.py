@@ -5,7 +5,7 @@ from torch import Tensor
 
 from statetrack.errors import UserError
 from statetrack.ops import checks
-from statetrack.ops.backends import no_triton, pick_backend
+from statetrack.ops.backends import load, no_triton, pick_backend
 from statetrack.ops.slstm.reference import SLSTMCell
 
 # "chunked" is the name of the plain PyTorch backend that "auto" takes; here its chunks are single steps.
@@ -18,11 +18,7 @@ BACKENDS = {
 
 def _triton_refuses(x: Tensor) -> str | None:
     """Why the Triton kernels cannot take these inputs, or None."""
-    if reason := no_triton(x):
-        return reason
-    from statetrack.ops.slstm.triton.backend import refuses
-
-    return refuses(x)
+    return no_triton(x) or load("statetrack.ops.slstm.triton.backend:refuses")(x)
 
 
 def slstm(
