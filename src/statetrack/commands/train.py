@@ -75,7 +75,7 @@ def read_arguments(arguments: Sequence[str]) -> tuple[TrainOptions, RunSpec]:
 
 
 def _check_flags(parts: dict[str, Any]) -> None:
-    """Every flag is a field of one part; a task or mixer from outside may have the name of another's."""
+    """Refuse two parts with a field of the same name, which tasks and mixers from outside can cause."""
     owners = {"seed": "run"}
     for part, config in parts.items():
         for name in (f.name for f in fields(config)):
