@@ -27,10 +27,11 @@ FLAGS = ["--task", "count", "--divisor", "5", "--mixer", "leaky", "--decay", "0.
 
 @pytest.fixture(autouse=True)
 def own_tables(monkeypatch):
-    """What a test registers and loads is gone after it."""
+    """What a test registers and loads is gone after it; nothing was loaded before it by tests of other files."""
     monkeypatch.setenv(plugins.VARIABLE, "")
     tables = tasks.TASKS, layers.PRESETS, config._KINDS, plugins._loaded
     before = [table.copy() for table in tables]
+    plugins._loaded.clear()
     yield
     for table, content in zip(tables, before, strict=True):
         table.clear()
