@@ -27,7 +27,7 @@ FLAGS = ["--task", "count", "--divisor", "5", "--mixer", "leaky", "--decay", "0.
 
 @pytest.fixture(autouse=True)
 def own_tables(monkeypatch):
-    """What a test registers and loads is gone after it; nothing was loaded before it by tests of other files."""
+    """What a test registers and loads is gone after it; what other tests have loaded is not there."""
     monkeypatch.setenv(plugins.VARIABLE, "")
     tables = tasks.TASKS, layers.PRESETS, config._KINDS, plugins._loaded
     before = [table.copy() for table in tables]
