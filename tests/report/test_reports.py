@@ -62,6 +62,14 @@ def test_the_majority_baseline_stands_beside_every_score(pretend):
     assert "QUICK scale" in text
 
 
+def test_a_report_says_how_many_runs_it_lacks(pretend):
+    folder = pretend("fig-parity", "quick", lambda run: 1.0, lambda run: run.spec.seed < 2, every=2)
+    text = as_text(read_index(folder))
+    assert text.splitlines()[1] == "4 of the 6 runs of this scale are not finished or not included."
+    whole = pretend("fig-parity", "quick", lambda run: 1.0)
+    assert "not included" not in as_text(read_index(whole))
+
+
 @pytest.mark.parametrize("name", ["fig-parity", "tab-chomsky", "fig-chomsky-length", "fig-s5", "fig-z60"])
 def test_a_report_is_complete_self_contained_and_the_same_when_rebuilt(name, pretend, capsys):
     folder = pretend(name, "quick", lambda run: 0.3 * (run.eigenvalues == "[-1,1]"), every=2)

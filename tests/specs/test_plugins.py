@@ -2,12 +2,14 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
 from dataclasses import dataclass, replace
 
 import pytest
+import torch
 
 from statetrack import build, config, layers, plugins, register_mixer, register_task, task, tasks
 from statetrack.cli import main
@@ -17,6 +19,7 @@ from statetrack.run import load_run
 from statetrack.spec import EvaluationConfig, RunSpec, TrainingConfig
 from statetrack.sweep import Job, sweep
 from statetrack.tasks import Parity
+from statetrack.tasks.contract import check_task
 
 SMALL = ["--d-model", "8", "--batch", "4", "--eval-samples", "8", "--device", "cpu"]
 FLAGS = ["--task", "count", "--divisor", "5", "--mixer", "leaky", "--decay", "0.9"]
@@ -24,14 +27,26 @@ FLAGS = ["--task", "count", "--divisor", "5", "--mixer", "leaky", "--decay", "0.
 
 @pytest.fixture(autouse=True)
 def own_tables(monkeypatch):
-    """What a test registers and loads is gone after it."""
+    """What a test registers and loads is gone after it; what other tests have loaded is not there."""
     monkeypatch.setenv(plugins.VARIABLE, "")
     tables = tasks.TASKS, layers.PRESETS, config._KINDS, plugins._loaded
     before = [table.copy() for table in tables]
+    plugins._loaded.clear()
     yield
     for table, content in zip(tables, before, strict=True):
         table.clear()
         table.update(content)
+
+
+def labelled_at(where, tokens):
+    """A `fill` with labels at these positions only."""
+
+    def fill(*_):
+        targets = torch.full((2, tokens), -100)
+        targets[:, where] = 0
+        return tasks.Batch(torch.zeros_like(targets), targets)
+
+    return fill
 
 
 def exit_code(arguments):
@@ -233,6 +248,35 @@ def test_what_cannot_be_registered_is_refused(register, name, what, message):
     assert message in str(error.value)
     assert tasks.TASKS.get("mine") is None
     assert layers.PRESETS.get("mine") is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"labels": "all"}, "labels is 'all', expected"),
+        ({"labels": "given"}, "derived from statetrack.tasks.StoredTask"),
+        ({"labels": "dense"}, "drew 2 tokens for length 3, expected 4"),
+        ({"labels": "dense", "fill": labelled_at(-1, 4)}, "expected a label at every position"),
+        ({"fill": labelled_at(slice(0, 2), 4)}, "expected one label in every sequence"),
+        ({"fill": lambda *_: tasks.Batch(torch.zeros(2, 3).long(), torch.zeros(2).long())}, "targets (2,)"),
+    ],
+)
+def test_a_task_that_breaks_the_contract_is_refused_when_registered(changes, message):
+    with pytest.raises(UserError, match=re.escape(message)):
+        register_task("mine", type("Mine", (Parity,), changes)())
+
+
+def test_a_task_without_lengths_is_refused_when_registered():
+    class Mine(tasks.Task):
+        labels, vocab_size, n_classes, chance, fill = "last", 2, 2, 0.5, Parity.fill
+
+    with pytest.raises(UserError, match="Mine has no train_lengths"):
+        register_task("mine", Mine())
+
+
+@pytest.mark.parametrize("name", tasks.TASKS)
+def test_tasks_of_the_package_keep_the_contract(name):
+    check_task("here", tasks.TASKS[name])
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,8 @@ def read_arguments(arguments: Sequence[str]) -> tuple[TrainOptions, RunSpec]:
     fields = [(name, type(value), field(default=value)) for name, value in defaults.items()]
     _check_flags(defaults)
     description = (
-        f"Train on --task {task_name} ({', '.join(TASKS)}) with --mixer {mixer_name} ({', '.join(PRESETS)}). "
+        f"Train on --task {task_name} ({', '.join(TASKS)}, or regex:PATTERN, dfa:FILE.json, group:NAME, "
+        f"jsonl:FILE) with --mixer {mixer_name} ({', '.join(PRESETS)}). "
         "--plugin FILE.py, or a module, adds tasks and mixers of your own."
     )
     arguments_class = make_dataclass(
@@ -74,7 +75,7 @@ def read_arguments(arguments: Sequence[str]) -> tuple[TrainOptions, RunSpec]:
 
 
 def _check_flags(parts: dict[str, Any]) -> None:
-    """Every flag is a field of one part; a task or mixer from outside may have the name of another's."""
+    """Refuse two parts with a field of the same name, which tasks and mixers from outside can cause."""
     owners = {"seed": "run"}
     for part, config in parts.items():
         for name in (f.name for f in fields(config)):

@@ -11,7 +11,7 @@ from statetrack.report.item_figures import item_figure, learning_curves
 from statetrack.report.page import write_page
 from statetrack.report.results import ItemResults, Result
 from statetrack.report.summary import judge, summarise
-from statetrack.report.text import scale_words, table
+from statetrack.report.text import coverage, scale_words, table
 
 
 def write_report(results: ItemResults, folder: Path) -> Path:
@@ -32,6 +32,7 @@ def write_report(results: ItemResults, folder: Path) -> Path:
         label=results.item.paper_label,
         scale=results.scale,
         scale_words=scale_words(results.scale),
+        coverage=coverage(results),
         measure=_measure_words(results),
         columns=columns,
         lines=lines,
@@ -40,7 +41,6 @@ def write_report(results: ItemResults, folder: Path) -> Path:
         differences=results.item.differences[results.scale],
         hardware=_hardware(results.finished),
         runs=[_run(result) for result in results.results],
-        unfinished=len(results.results) - len(results.finished),
     )
     return page
 

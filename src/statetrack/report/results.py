@@ -25,7 +25,7 @@ REACHED = 0.9  # sequence accuracy that still counts as right
 
 @dataclass(frozen=True)
 class Result:
-    """A run and what came of it; `done` is None while it is unfinished."""
+    """A run and its result; `done` is None while it is unfinished."""
 
     run: LabelledRun
     folder: Path | None  # None where the run was read from runs.jsonl

@@ -40,7 +40,8 @@ def as_text(results: ItemResults) -> str:
     columns, lines = table(rows, results.item.measure)
     widths = [max(len(line[i]) for line in [columns, *lines]) for i in range(len(columns))]
     left = {"task", "model", "paper"}
-    text = [headline(results), ""]
+    missing = coverage(results)
+    text = [headline(results), *([missing] if missing else []), ""]
     for line in [columns, *lines]:
         padded = [
             cell.ljust(width) if name in left else cell.rjust(width)
@@ -59,6 +60,16 @@ def headline(results: ItemResults) -> str:
     """Name, scale and what the numbers are. Every output that is not the paper's protocol says so here."""
     unit = "reach in tokens" if results.item.measure == "reach" else "scaled accuracy"
     return f"{results.item.name}, {scale_words(results.scale)}: {unit}"
+
+
+def coverage(results: ItemResults) -> str:
+    """How many runs of this item and scale are missing; empty where all are there."""
+    listed = {result.run.spec for result in results.results}
+    of_scale = listed | {run.spec for run in results.item.runs(results.scale)}
+    missing = of_scale - {result.run.spec for result in results.finished}
+    if not missing:
+        return ""
+    return f"{len(missing)} of the {len(of_scale)} runs of this scale are not finished or not included."
 
 
 def scale_words(scale: str) -> str:

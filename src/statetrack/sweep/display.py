@@ -91,7 +91,7 @@ class Tally(Monitor):
 
 
 class Lines(Tally):
-    """One line per finished run, and one on the whole at most every `every` seconds."""
+    """One line per finished run, and a summary of the sweep at most every `every` seconds."""
 
     every = 20.0
     said = 0.0

@@ -1,4 +1,4 @@
-"""The queue on this machine: worker processes that each carry out one run, or a few in turns."""
+"""The queue on this machine: worker processes, each with one run or several interleaved."""
 
 import multiprocessing
 from collections import deque
@@ -34,9 +34,9 @@ def sweep(
 ) -> list[Failure]:
     """Carry out every job that is not finished yet; return those that failed.
 
-    A worker is a process; with several GPUs they are dealt out among them. `runs_per_worker` runs share one,
-    and with it a GPU, step by step in turns.
-    Ctrl-C lets each worker write its checkpoint and raises Interrupted; the same call goes on from there.
+    A worker is a process; with several GPUs the workers are distributed over them. Each worker interleaves
+    `runs_per_worker` runs, step by step, on its GPU.
+    Ctrl-C lets each worker write its checkpoint and raises Interrupted; the same call resumes from there.
     """
     if workers < 1:
         raise UserError(f"sweep: workers is {workers}, expected at least 1.")
@@ -67,7 +67,7 @@ def sweep(
 
 
 class _Queue:
-    """Jobs waiting, workers busy with up to `at_once` each, and what came of the rest."""
+    """Jobs waiting, workers busy with up to `at_once` each, and the results of the rest."""
 
     def __init__(self, pending: list[Job], monitor: Monitor, device: str, threads: int, at_once: int):
         self.pending, self.monitor = deque(pending), monitor

@@ -1,4 +1,4 @@
-"""A worker process: takes runs from its parent, carries them out in turns, and tells it how they go."""
+"""A worker process: takes runs from its parent, interleaves them, and reports their progress."""
 
 import contextlib
 import os

@@ -3,13 +3,15 @@
     batch = task("s5-swaps").sample(64, (32, 32), torch.Generator().manual_seed(0))
     batch.inputs, batch.targets     both (B, T)
 
-`TASKS` holds the named ones; "regex:(ab|ba)*", "dfa:FILE.json" and "group:S5" are tasks of automata.
+`TASKS` holds the named ones; "regex:(ab|ba)*", "dfa:FILE.json" and "group:S5" are tasks of automata, and
+"jsonl:FILE" is a task of stored sequences.
 """
 
 from statetrack.config import register, register_kind
 from statetrack.errors import UserError, unknown_name
 from statetrack.plugins import find
 from statetrack.tasks.automaton import PREFIXES, Automaton, automaton_task
+from statetrack.tasks.contract import check_task
 from statetrack.tasks.groups import Group, group
 from statetrack.tasks.jsonl import PREFIX as JSONL_PREFIX
 from statetrack.tasks.jsonl import Jsonl, jsonl_task
@@ -59,12 +61,14 @@ def task(name: str, alphabet: str | None = None) -> Task:
 def register_task(name: str, task: Task) -> None:
     """Add a task from outside: `--task NAME`, its fields flags, its class a kind that specs may name.
 
-    The class is a frozen dataclass derived from `Task`; the instance holds the defaults.
+    The class is a frozen dataclass derived from `Task`; the instance holds the defaults. Two short sequences
+    are drawn, to check their shapes.
     """
     if not isinstance(task, Task):
         raise UserError(
             f"register_task: {task!r} is not a Task. Derive its class from statetrack.tasks.Task."
         )
+    check_task("register_task", task)
     register("register_task", name, task, TASKS)
 
 

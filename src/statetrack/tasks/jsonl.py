@@ -26,9 +26,9 @@ class Jsonl(StoredTask):
         {"inputs": [2, 0, 1, 0], "targets": [-100, 1, 1, 0]}
         {"inputs": [2, 1], "targets": [-100, 0], "split": "test"}
 
-    Lines that name no split are dealt out by a hash of their content, `test_fraction` of them to "test", so
-    equal lines are never on both sides. The file's content is part of the task, the place where it lies is
-    not: `sha256` names the content, and a file that has changed is refused. `vocabulary` and `classes` are
+    Lines that name no split are assigned by a hash of their content, `test_fraction` of them to "test", so
+    equal lines are never in both splits. The file's content is part of the task, its location is not:
+    `sha256` identifies the content, and a file that has changed is refused. `vocabulary` and `classes` are
     one more than the largest input and target; they can be raised, for a file that will grow.
     """
 
@@ -94,6 +94,8 @@ class _File:
 
 def jsonl_task(name: str) -> Jsonl:
     """The task of "jsonl:FILE"."""
+    if name == PREFIX:
+        raise UserError("task 'jsonl:' names no file, expected jsonl:FILE.")
     return Jsonl(name.removeprefix(PREFIX))
 
 

@@ -15,11 +15,11 @@ BINS = 4  # of test lengths, where none are given
 
 
 class Sequences(NamedTuple):
-    """S sequences of mixed lengths, one behind the other."""
+    """S sequences of mixed lengths, concatenated."""
 
     inputs: Tensor  # (N,)
     targets: Tensor  # (N,), IGNORE where there is no label
-    starts: Tensor  # (S,), the place of each sequence in the two
+    starts: Tensor  # (S,), where each sequence starts
     lengths: Tensor  # (S,), at least 1
 
     def batch(self, rows: Tensor, width: int) -> Batch:
@@ -48,7 +48,7 @@ class StoredTask(Task):
 
     @abstractmethod
     def sequences(self, split: Split) -> Sequences:
-        """The sequences of a split, on the CPU. Asked for often: keep them."""
+        """The sequences of a split, on the CPU. Called often: cache them."""
 
     @property
     def train_lengths(self) -> tuple[int, int]:  # type: ignore[override]

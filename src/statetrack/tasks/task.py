@@ -35,8 +35,9 @@ class Task(ABC):
         batch = task.sample(64, (32, 32), torch.Generator().manual_seed(0))     64 sequences of length 32
 
     `labels` says which positions have labels: "dense" tasks label every position, so one long batch measures
-    all shorter lengths too; "last" tasks label one position per sequence and mix lengths in a batch;
-    "given" tasks mix lengths and label any positions (see `StoredTask`).
+    all shorter lengths too, and put a start token first, so a sequence of length n has n + 1 tokens; "last"
+    tasks label one position per sequence and mix lengths in a batch; "given" tasks mix lengths and label any
+    positions (they derive from `StoredTask`).
     """
 
     labels: ClassVar[Literal["dense", "last", "given"]]

@@ -1,4 +1,4 @@
-"""One step of training. On a GPU the whole of it is a CUDA graph, launched at once; elsewhere it is eager.
+"""One step of training. On a GPU it is one CUDA graph and one launch; elsewhere it is eager.
 
 At width 128 a step is some 150 kernels of a few microseconds each: launched one by one from Python they leave
 the GPU idle most of the time. So everything a step needs lives on the device: the random numbers of its data,

@@ -13,7 +13,7 @@ from statetrack.ops.pack import pack
 from statetrack.spec import RunSpec
 from statetrack.tasks import IGNORE, Batch, answer_positions
 
-DEVIATIONS = 6  # room for a batch this many standard deviations longer than the mean
+DEVIATIONS = 6  # capacity of a row: the mean number of tokens plus this many standard deviations
 LOOKED_AT = 4096  # sequences, to know their mean length
 TILE = 128  # rows that a matrix product takes at a time
 

@@ -86,7 +86,7 @@ class DrawnSource:
 
 
 class FixedSource:
-    """The next rows of this seed's walk through a fixed set of `train_samples` sequences."""
+    """Batches of a fixed set of `train_samples` sequences, every epoch in an order of its own by the seed."""
 
     capturable = False
 

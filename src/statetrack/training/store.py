@@ -1,7 +1,7 @@
-"""Checkpoints: everything a run needs to go on as if it had never stopped, in one safetensors file.
+"""Checkpoints: everything a run needs to resume exactly where it stopped, in one safetensors file.
 
-The file holds whole tensors whatever the number of processes, so a run saved at two goes on at one. Rank 0
-gathers and writes them: models must fit its memory.
+The file holds whole tensors whatever the number of processes, so a run saved by two processes can be resumed
+by one. Rank 0 gathers and writes them: models must fit its memory.
 """
 
 import re
@@ -56,9 +56,9 @@ class FileStore:
             old.unlink(missing_ok=True)
 
     def load_latest(self, new_state: Callable[[], TrainingState], rows: list[int]) -> TrainingState | None:
-        """A new state brought to the newest checkpoint that is whole and of this run; None if there is none.
+        """A new state with the values of the newest complete checkpoint of this run; None if there is none.
 
-        Others are told and passed over.
+        Damaged checkpoints and those of other runs are reported and skipped.
         """
         found = self.ranks.on_first(lambda: [path.name for path in checkpoints(self.folder)])
         for name in found:

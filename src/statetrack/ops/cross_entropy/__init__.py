@@ -4,7 +4,7 @@ from torch import Tensor
 
 from statetrack.errors import UserError
 from statetrack.ops import checks
-from statetrack.ops.backends import no_triton, pick_backend
+from statetrack.ops.backends import load, no_triton, pick_backend
 
 BACKENDS = {
     "reference": "statetrack.ops.cross_entropy.reference:cross_entropy_reference",
@@ -14,11 +14,7 @@ BACKENDS = {
 
 def _triton_refuses(logits: Tensor) -> str | None:
     """Why the Triton kernels cannot take these inputs, or None."""
-    if reason := no_triton(logits):
-        return reason
-    from statetrack.ops.cross_entropy.triton.backend import refuses
-
-    return refuses(logits)
+    return no_triton(logits) or load("statetrack.ops.cross_entropy.triton.backend:refuses")(logits)
 
 
 def cross_entropy(

@@ -54,18 +54,18 @@ def delta_rule(
     float32 (float64 if q is), or None unless `output_final_state`. The contract is
     flash-linear-attention's.
 
-    beta in [0, 1] keeps the eigenvalues of a step, 1 - beta |k|^2 and 1, in [0, 1]; beta in [0, 2] opens them
-        to [-1, 1]. Both hold for keys of norm 1: pass normalised keys, or set `use_qk_l2norm_in_kernel`,
-        which divides q and k by their norms in float32.
-    g is the logarithm of a decay in [0, 1], so at most 0; None means no decay (DeltaNet).
-    scale multiplies the outputs; K^-1/2 by default.
-    beta_from_logits = s: `beta` holds logits x, and the rule runs with s sigmoid(x), computed in float32.
-    cu_seqlens (N + 1 offsets in tokens, B = 1) packs N sequences into one row; `max_seqlen`, at least the
-        longest of them in tokens, lets a GPU use the kernels for short sequences without reading the offsets.
-    backend is "auto", "reference", "chunked", "native" (CPU) or "triton" (GPU).
+    - `beta` in [0, 1] keeps the eigenvalues of a step, 1 - beta |k|^2 and 1, in [0, 1]; `beta` in [0, 2]
+      opens them to [-1, 1]. Both hold for keys of norm 1: pass normalised keys, or set
+      `use_qk_l2norm_in_kernel`, which divides q and k by their norms in float32.
+    - `g`: the logarithm of a decay in [0, 1], so at most 0; None means no decay (DeltaNet).
+    - `scale` multiplies the outputs; K^-1/2 by default.
+    - `beta_from_logits` = s: `beta` holds logits x, and the rule runs with s sigmoid(x), computed in float32.
+    - `cu_seqlens` (N + 1 offsets in tokens, B = 1) packs N sequences into one row; `max_seqlen`, at least the
+      longest of them in tokens, lets a GPU use the kernels for short sequences without reading the offsets.
+    - `backend`: "auto", or "reference", "chunked", "native" (CPU), "triton" (GPU).
 
     The recurrence runs in float32 or better whatever the dtype of the inputs, since near beta = 2 rounding
-    errors do not decay. Values are checked inside `statetrack.ops.checked()` only. Derivation:
+    errors do not decay. Values are checked inside `statetrack.checked()` only. Derivation:
     docs/delta_rule.md.
 
     >>> q, k, v = torch.randn(3, 2, 16, 4, 32).unbind()              # B, T, H, K = 2, 16, 4, 32

@@ -4,7 +4,7 @@ from torch import Tensor
 
 from statetrack.errors import UserError
 from statetrack.ops import checks
-from statetrack.ops.backends import no_triton, pick_backend
+from statetrack.ops.backends import load, no_triton, pick_backend
 
 BACKENDS = {
     "reference": "statetrack.ops.embedding.reference:embedding_reference",
@@ -14,11 +14,7 @@ BACKENDS = {
 
 def _triton_refuses(tokens: Tensor, weight: Tensor) -> str | None:
     """Why the Triton kernels cannot take these inputs, or None."""
-    if reason := no_triton(weight):
-        return reason
-    from statetrack.ops.embedding.triton.backend import refuses
-
-    return refuses(tokens, weight)
+    return no_triton(weight) or load("statetrack.ops.embedding.triton.backend:refuses")(tokens, weight)
 
 
 def embedding(tokens: Tensor, weight: Tensor, *, backend: str = "auto") -> Tensor:

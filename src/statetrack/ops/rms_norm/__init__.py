@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from statetrack.ops import checks
-from statetrack.ops.backends import no_triton, pick_backend
+from statetrack.ops.backends import load, no_triton, pick_backend
 
 BACKENDS = {
     "reference": "statetrack.ops.rms_norm.reference:rms_norm_reference",
@@ -14,11 +14,7 @@ BACKENDS = {
 
 def _triton_refuses(x: Tensor, y: Tensor | None) -> str | None:
     """Why the Triton kernels cannot take these inputs, or None."""
-    if reason := no_triton(x):
-        return reason
-    from statetrack.ops.rms_norm.triton.backend import refuses
-
-    return refuses(x, y)
+    return no_triton(x) or load("statetrack.ops.rms_norm.triton.backend:refuses")(x, y)
 
 
 def rms_norm(

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from statetrack.errors import UserError
 from statetrack.ops import checks
-from statetrack.ops.backends import choose_once, no_triton, pick_backend
+from statetrack.ops.backends import choose_once, load, no_triton, pick_backend
 from statetrack.ops.call_cache import CallCache
 from statetrack.ops.selective_scan.arguments import ScanInputs, ScanOptions
 
@@ -31,15 +31,13 @@ def _triton_refuses(inputs: ScanInputs) -> str | None:
     """Why the Triton kernels cannot take these inputs, or None."""
     if reason := no_triton(inputs.u) or _constant_or_grouped(inputs):
         return reason
-    from statetrack.ops.selective_scan.triton.backend import refuses
-
+    refuses = load("statetrack.ops.selective_scan.triton.backend:refuses")
     return refuses(inputs.u, inputs.A, inputs.cu_seqlens)
 
 
 def _native_refuses(inputs: ScanInputs) -> str | None:
     """Why the native kernels cannot take these inputs, or None."""
-    from statetrack.ops.selective_scan.native import refuses
-
+    refuses = load("statetrack.ops.selective_scan.native:refuses")
     return refuses(inputs.u, inputs.A) or _constant_or_grouped(inputs)
 
 
@@ -79,14 +77,14 @@ def selective_scan(
         D, delta_bias    (d,)            skip connection; added to delta
         initial_state    (b, d, n)       h_0, zeros when None
 
-    delta_softplus        delta + delta_bias goes through softplus. delta must be >= 0 after that.
-    return_last_state     return (out, last_state) instead of out.
-    eigenvalues           the range of the a_t, "[0,1]" or "[-1,1]", for delta >= 0 and A <= 0.
-    cu_seqlens            s + 1 offsets in steps, with b = 1: s sequences packed one after the other into one
-                          row, steps cu_seqlens[i] to cu_seqlens[i + 1]; states are then (s, d, n).
-    max_seqlen            the length of the longest packed sequence or more. A backend that must know it on
-                          the host then does not read the offsets from a GPU. The Triton kernels ignore it.
-    backend               "auto", or "reference", "chunked", "native", "triton".
+    - `delta_softplus`: delta + delta_bias goes through softplus. delta must be >= 0 after that.
+    - `return_last_state`: return (out, last_state) instead of out.
+    - `eigenvalues`: the range of the a_t, "[0,1]" or "[-1,1]", for delta >= 0 and A <= 0.
+    - `cu_seqlens`: s + 1 offsets in steps, with b = 1: s sequences packed one after the other into one row,
+      steps cu_seqlens[i] to cu_seqlens[i + 1]; states are then (s, d, n).
+    - `max_seqlen`: the length of the longest packed sequence or more. A backend that must know it on the host
+      then does not read the offsets from a GPU. The Triton kernels ignore it.
+    - `backend`: "auto", or "reference", "chunked", "native" (CPU), "triton" (GPU).
 
     Returns out (b, d, t) in the dtype of u and, if asked for, the last state (b, d, n), float32 (float64 if u
     is): pass it on as `initial_state`, with t = 1 for decoding. For "[0,1]" the contract is that of

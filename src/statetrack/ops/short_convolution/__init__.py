@@ -6,7 +6,7 @@ from torch import Tensor
 
 from statetrack.errors import UserError
 from statetrack.ops import checks
-from statetrack.ops.backends import no_triton, pick_backend
+from statetrack.ops.backends import load, no_triton, pick_backend
 
 BACKENDS = {
     "reference": "statetrack.ops.short_convolution.reference:short_convolution_reference",
@@ -20,11 +20,9 @@ SPLIT_BACKENDS = {
 
 def _triton_refuses(x: Tensor, width: int, parts: int, initial_state: Tensor | None) -> str | None:
     """Why the Triton kernels cannot take these inputs, or None."""
-    if reason := no_triton(x):
-        return reason
-    from statetrack.ops.short_convolution.triton.backend import refuses
-
-    return refuses(x, width, parts, initial_state)
+    return no_triton(x) or load("statetrack.ops.short_convolution.triton.backend:refuses")(
+        x, width, parts, initial_state
+    )
 
 
 def short_convolution(
@@ -49,10 +47,10 @@ def short_convolution(
         bias             (c,)             none when None
         initial_state    (b, c, width - 1), the inputs before the first one; zeros when None
 
-    cu_seqlens    s + 1 offsets in steps, with b = 1: s sequences packed one after the other into one row,
-                  each starting from zeros; not together with `initial_state`.
-    max_seqlen    the length of the longest packed sequence or more; only used to divide the work better.
-    backend       "auto", or "reference", "triton". The Triton kernels take widths up to 8.
+    - `cu_seqlens`: s + 1 offsets in steps, with b = 1: s sequences packed one after the other into one row,
+      each starting from zeros; not together with `initial_state`.
+    - `max_seqlen`: the length of the longest packed sequence or more; only used to divide the work better.
+    - `backend`: "auto", or "reference", "triton" (GPU). The Triton kernels take widths up to 8.
 
     Returns y in the dtype of x.
 

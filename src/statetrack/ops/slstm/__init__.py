@@ -5,24 +5,20 @@ from torch import Tensor
 
 from statetrack.errors import UserError
 from statetrack.ops import checks
-from statetrack.ops.backends import no_triton, pick_backend
+from statetrack.ops.backends import load, no_triton, pick_backend
 from statetrack.ops.slstm.reference import SLSTMCell
 
 # "chunked" is the name of the plain PyTorch backend that "auto" takes; here its chunks are single steps.
 BACKENDS = {
     "reference": "statetrack.ops.slstm.reference:slstm_reference",
-    "chunked": "statetrack.ops.slstm.scan:slstm_scan",
+    "chunked": "statetrack.ops.slstm.chunked:slstm_chunked",
     "triton": "statetrack.ops.slstm.triton.backend:slstm_triton",
 }
 
 
 def _triton_refuses(x: Tensor) -> str | None:
     """Why the Triton kernels cannot take these inputs, or None."""
-    if reason := no_triton(x):
-        return reason
-    from statetrack.ops.slstm.triton.backend import refuses
-
-    return refuses(x)
+    return no_triton(x) or load("statetrack.ops.slstm.triton.backend:refuses")(x)
 
 
 def slstm(
@@ -35,14 +31,14 @@ def slstm(
         n_t = sigmoid(f_t) n_{t-1} + exp(i_t)
         h_t = sigmoid(o_t) c_t / n_t
 
-    Shapes: x (B, T, H, 4, D), the input's part of the gates i, f, z, o before their functions; R (H, D, 4
-    D), one matrix per head. The gates depend on the last output, so the recurrence is not linear and stays
-    a loop over time. c and n are kept divided by exp(m_t), m_t = max(log sigmoid(f_t) + m_{t-1}, i_t),
-    which cancels in h.
+    Shapes: x (B, T, H, 4, D), the input's part of the gates i, f, z, o before their activation functions;
+    R (H, D, 4 D), one matrix per head. The gates depend on the last output, so the recurrence is not linear
+    and stays a loop over time. c and n are kept divided by exp(m_t), m_t = max(log sigmoid(f_t) + m_{t-1},
+    i_t), which cancels in h.
 
     Returns h (B, T, H, D) in the dtype of x, and the last state, an `SLSTMCell` of h, c, n and m (B, H, D) in
-    float32 (float64 if x is), which a later call takes as `initial_state`. `backend` is "auto", "reference"
-    or "chunked".
+    float32 (float64 if x is), which a later call takes as `initial_state`. `backend` is "auto", "reference",
+    "chunked" or "triton" (GPU).
 
     >>> x, R = torch.randn(2, 16, 4, 4, 32), torch.randn(4, 32, 128) / 32       # B, T, H, D = 2, 16, 4, 32
     >>> h, state = slstm(x, R)

@@ -4,7 +4,7 @@ from torch import Tensor
 
 from statetrack.errors import UserError
 from statetrack.ops import checks
-from statetrack.ops.backends import no_triton, pick_backend
+from statetrack.ops.backends import load, no_triton, pick_backend
 
 BACKENDS = {
     "reference": "statetrack.ops.swiglu.reference:swiglu_reference",
@@ -14,11 +14,7 @@ BACKENDS = {
 
 def _triton_refuses(x: Tensor) -> str | None:
     """Why the Triton kernels cannot take these inputs, or None."""
-    if reason := no_triton(x):
-        return reason
-    from statetrack.ops.swiglu.triton.backend import refuses
-
-    return refuses(x)
+    return no_triton(x) or load("statetrack.ops.swiglu.triton.backend:refuses")(x)
 
 
 def swiglu(x: Tensor, *, backend: str = "auto") -> Tensor:

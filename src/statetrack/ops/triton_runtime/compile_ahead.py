@@ -65,7 +65,7 @@ def _compile(work: Callable[[], Any]) -> None:
 class _Compilers(ThreadPoolExecutor):
     """Threads that compile kernels and load them, once all are known: those with most source code first.
 
-    These take longest, as a rule, and nobody goes on before the last one is there.
+    These usually take longest, and the call waits for the slowest.
     """
 
     def __init__(self) -> None:

@@ -31,7 +31,7 @@ def processors(device: torch.device) -> int:
 
 @functools.lru_cache
 def gpu_limits(device: torch.device) -> GpuLimits:
-    """The limits of the device's GPU; those of HOPPER where it is none, or cannot be asked."""
+    """The limits of the device's GPU; HOPPER if the device is no GPU or cannot be queried."""
     if device.type != "cuda" or not torch.cuda.is_available():
         return HOPPER
     found = torch.cuda.get_device_properties(device)

@@ -159,7 +159,7 @@ def gradients_kernel(
     """
     chunk, h = tl.program_id(0), tl.program_id(1)
     first, rows = chunk_rows(chunk_table, chunk, T, C, HOUSEHOLDERS, PACKED)
-    if rows <= 0:  # the grid has room for more chunks than packed sequences may have
+    if rows <= 0:  # the grid is sized for the largest number of chunks that packed sequences can have
         return
     ic, ik = tl.arange(0, C), tl.arange(0, BK)
     i, j = ic[:, None], ic[None, :]

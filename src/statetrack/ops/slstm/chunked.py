@@ -8,7 +8,7 @@ from statetrack.ops.autograd import first_derivative_only
 from statetrack.ops.slstm.reference import SLSTMCell, fresh_cell
 
 
-def slstm_scan(x: Tensor, R: Tensor, state: SLSTMCell | None = None) -> tuple[Tensor, SLSTMCell]:
+def slstm_chunked(x: Tensor, R: Tensor, state: SLSTMCell | None = None) -> tuple[Tensor, SLSTMCell]:
     """Same arguments and results as `slstm_reference`; gradients flow through all but m, which cancels."""
     dtype = torch.promote_types(x.dtype, torch.float32)
     x, R = x.to(dtype), R.to(dtype)
