@@ -1,33 +1,17 @@
 """Float32 tiles as bfloat16 digits: the PTX that splits them, and what the digits give, without a GPU."""
 
-import importlib
-
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from ptx import carry_out, on_cpu
 
-NAMES = (
-    "statetrack.ops.delta_rule.triton.split_bf16",
-    "statetrack.ops.delta_rule.triton_digits",
-)
+from statetrack.ops.delta_rule.triton import split_bf16
 
-
-def _find():
-    for name in NAMES:
-        try:
-            return importlib.import_module(name)
-        except ModuleNotFoundError:
-            continue
-    raise AssertionError(f"none of {', '.join(NAMES)} is there")
-
-
-MODULE = _find()
-CONSTANTS = {name: getattr(value, "value", None) for name, value in vars(MODULE).items()}
+CONSTANTS = {name: getattr(value, "value", None) for name, value in vars(split_bf16).items()}
 PTX = {name: text for name, text in CONSTANTS.items() if isinstance(text, str) and "cvt.rn.bf16x2" in text}
 PROGRAMS = {text.count("cvt.rn.bf16x2"): text for text in PTX.values()}
-FUNCTIONS, DOT = on_cpu(MODULE)
+FUNCTIONS, DOT = on_cpu(split_bf16)
 
 
 def function(*uses):
