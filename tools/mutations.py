@@ -8,8 +8,9 @@ Left out by rule:
 
     texts         type hints, docstrings, strings with a space, f-strings, everything in `raise`, `__all__`
     guards        `assert`, the arguments `frozen`, `strict` and `maxsize`: they change no result
-    GPU only      conditions that mention CUDA with what they guard, `device=`, and definitions whose name
-                  contains "cuda", "graph" or "capture"
+    GPU only      conditions that mention CUDA, or a CUDA graph or stream, with what they guard, `device=`,
+                  and definitions whose name contains "cuda", "graph" or "capture"; not the class GraphStep,
+                  which is also the step on a CPU
     scripts       the body of `if __name__ == "__main__"`
 """
 
@@ -63,7 +64,8 @@ METHODS = {
     **{"ones": "zeros", "zeros": "ones", "ones_like": "zeros_like", "zeros_like": "ones_like"},
 }
 CHOICE = re.compile(r"[\w\[][\w,.:+*()=\[\]-]*")  # a string without spaces is a name, not a text
-NO_GPU = re.compile(r"cuda|graph|capture", re.IGNORECASE)
+NO_GPU = re.compile(r"cuda|graph(?!step)|capture", re.IGNORECASE)
+GPU_CONDITION = re.compile(r"cuda|\b(uses_graphs|graphs|stream)\b")
 GUARDS = ("frozen", "strict", "maxsize", "device")
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
@@ -169,7 +171,7 @@ def _left_out(parent: ast.AST, field: str, child: ast.AST) -> bool:
 
 
 def _needs_gpu(test: ast.AST) -> bool:
-    return "cuda" in ast.unparse(test)
+    return GPU_CONDITION.search(ast.unparse(test)) is not None
 
 
 Change = tuple[str, Callable[[], None], Callable[[], None]]

@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import math
 import os
 import subprocess
 import sys
@@ -17,6 +18,8 @@ from statetrack.errors import UserError
 from statetrack.layers import build, fusion
 from statetrack.layers.fusion import fused, fuses, may_read
 from statetrack.layers.mixer import Packing
+from statetrack.layers.norm import RMSNorm, normalise, normalise_sum
+from statetrack.layers.precision import working_dtype
 from statetrack.training.half_weights import HalfWeights
 
 CASES = {
@@ -278,3 +281,24 @@ def test_a_process_takes_its_choice_from_the_environment(monkeypatch):
     monkeypatch.setenv("STATETRACK_FUSION", "off")
     with pytest.raises(UserError, match="STATETRACK_FUSION"):
         fusion._from_environment()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_a_fused_kernel_writes_what_autocast_would_read_and_every_other_path_the_dtype_it_got(dtype):
+    x = torch.zeros(2, dtype=dtype)
+    for choice in (None, False, True):
+        with fused(choice):
+            assert working_dtype(x) == dtype
+            with torch.autocast("cpu", torch.float16):
+                assert working_dtype(x) == (torch.float16 if choice else dtype)
+
+
+@pytest.mark.parametrize("eps", [0.0, 0.5])
+def test_norms_have_one_eps_on_every_path_also_none(eps):
+    """x / sqrt(mean(x^2) + eps), with x so small that eps decides."""
+    x, norm = torch.tensor([[3e-3, -4e-3]], dtype=torch.float64), RMSNorm(2, eps=eps).double()
+    expected = x / math.sqrt(12.5e-6 + eps)
+    for choice in (False, True):
+        with fused(choice):
+            for found in (norm(x), normalise(norm, x, x.dtype), *normalise_sum(norm, x / 2, x / 2)[1:]):
+                torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)

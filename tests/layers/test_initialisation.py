@@ -7,7 +7,17 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from statetrack.layers import AttentionConfig, DeltaNetConfig, DenseTransitionConfig, MambaConfig, build
+from statetrack.layers import (
+    MLSTM,
+    Attention,
+    AttentionConfig,
+    DeltaNetConfig,
+    DenseTransitionConfig,
+    Mamba,
+    MambaConfig,
+    MLSTMConfig,
+    build,
+)
 
 MANY = 200_000  # draws, so that their least and largest show the bounds of a uniform distribution
 
@@ -76,6 +86,17 @@ def test_the_output_of_mamba_shrinks_with_the_square_root_of_the_depth(layers):
     bound = 512**-0.5 / math.sqrt(layers)
     assert_uniform(mixer.out_proj.weight.detach(), -bound, bound)
     assert_uniform(mixer.in_proj.weight.detach(), -(256**-0.5), 256**-0.5)
+
+
+@pytest.mark.parametrize(
+    ("mixer", "config"), [(Mamba, MambaConfig()), (Attention, AttentionConfig()), (MLSTM, MLSTMConfig())]
+)
+def test_a_mixer_outside_a_backbone_starts_as_the_only_layer(mixer, config):
+    torch.manual_seed(0)
+    alone = mixer(config, 32)
+    torch.manual_seed(0)
+    only = config.build(32, 1)
+    torch.testing.assert_close(alone.state_dict(), only.state_dict(), rtol=0, atol=0)
 
 
 def test_every_linear_map_of_deltanet_starts_xavier_uniform_with_gain_one_over_root_32():

@@ -47,6 +47,25 @@ def test_pieces_with_carried_state_equal_one_pass(model):
     torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-5, atol=1e-6)  # states are float32
 
 
+@pytest.mark.parametrize("batch", [1, 5])
+def test_tokens_one_by_one_equal_one_pass_whatever_the_batch(model, batch):
+    """From the first token on, so that the short convolutions have less behind them than their width."""
+    x = tokens(batch, 5)
+    whole, end = model(x)
+    state, parts = None, []
+    for t in range(5):
+        y, state = model(x[:, t : t + 1], state)
+        parts.append(y)
+        if hasattr(state[0], "convolution"):
+            torch.testing.assert_close(_shapes(state[0].convolution), _shapes(end[0].convolution))
+    torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-5, atol=1e-6)
+
+
+def _shapes(states):
+    """The shapes of the states of one convolution or of several; none without."""
+    return [x.shape for x in ([states] if isinstance(states, torch.Tensor) else states or [])]
+
+
 def test_outputs_depend_on_the_past_only(model):
     x, changed = tokens(), tokens()
     changed[:, 8] = (changed[:, 8] + 1) % 7
@@ -146,6 +165,48 @@ def test_bfloat16_autocast_trains_without_leaving_float32_states():
 def test_wrong_models_are_refused(changes, message):
     with pytest.raises(UserError, match=message):
         build("deltanet", vocab_size=7, **changes)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("deltanet", {"heads": 3}, "DeltaNet: heads = 3 does not divide 128."),
+        ("deltanet", {"eigenvalues": "[0,2]"}, "DeltaNet: eigenvalues is "),
+        ("deltanet", {"head_dim": 0}, "DeltaNet: head_dim is 0, expected a whole number of at least 1."),
+        (
+            "deltanet",
+            {"value_dim": 2.5},
+            "DeltaNet: value_dim is 2.5, expected a whole number",
+        ),
+        (
+            "deltanet",
+            {"convolution": -1},
+            "DeltaNet: convolution is -1, expected a whole number of at least 0",
+        ),
+        ("deltanet", {"qk_activation": "tanh"}, "DeltaNet: qk_activation "),
+        ("transformer", {"heads": 3}, "Attention: heads = 3 does not divide 128."),
+        ("mamba", {"d_state": 0}, "Mamba: d_state is 0, expected a whole number of at least 1."),
+        ("mamba", {"expand": 0}, "Mamba: expand is 0, expected a whole number of at least 1."),
+        ("mamba", {"convolution": 0}, "Mamba: convolution is 0, expected a whole number of at least 1."),
+        ("mamba", {"dt_rank": True}, "Mamba: dt_rank is True, expected a whole number of at least 1."),
+        ("mamba", {"eigenvalues": "[0,2]"}, "Mamba: eigenvalues is "),
+        ("mlstm", {"heads": 3}, "MLSTM: heads = 3 does not divide 256."),
+        ("mlstm", {"qkv_block": 3}, "MLSTM: qkv_block = 3 does not divide 256."),
+        ("mlstm", {"bias_init": "powerlaw"}, "MLSTM: bias_init "),
+        ("slstm", {"heads": 3}, "SLSTM: heads = 3 does not divide 128."),
+        ("slstm", {"bias_init": "zero"}, "SLSTM: bias_init "),
+        (
+            "dense-transition",
+            {"size": 0},
+            "DenseTransition: size is 0, expected a whole number",
+        ),
+        ("diagonal-toy", {"eigenvalues": "[0,2]"}, "DiagonalToy: eigenvalues is "),
+    ],
+)
+def test_a_refused_mixer_says_which_one_it_is_and_what_is_wrong(name, changes, message):
+    with pytest.raises(UserError) as refused:
+        build(name, vocab_size=7, **changes)
+    assert str(refused.value).startswith(message)
 
 
 def test_states_of_another_depth_are_refused():

@@ -1,10 +1,15 @@
 """The backbone around the mixers."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
-from statetrack.layers import Model, model_config
+from statetrack.layers import PRESETS, DeltaNetConfig, Model, build, model_config
+from statetrack.layers.model import GeGLU, SwiGLU
+from statetrack.layers.norm import RMSNorm
 from statetrack.tasks import IGNORE, answer_positions, task
 
 
@@ -35,3 +40,44 @@ def test_the_loss_of_a_last_position_task_counts_its_answers_and_nothing_else(na
     whole = F.cross_entropy(logits.flatten(0, 1), batch.targets.flatten(), ignore_index=IGNORE)
     answers = logits.gather(1, at[..., None].expand(-1, -1, logits.shape[-1]))[:, 0]
     torch.testing.assert_close(F.cross_entropy(answers, batch.targets.gather(1, at)[:, 0]), whole)
+
+
+@pytest.mark.parametrize(
+    ("preset", "width", "mlp", "norm", "residual"),
+    [
+        ("deltanet", 128, (SwiGLU, 512), RMSNorm, True),
+        ("deltanet-no-conv", 128, (SwiGLU, 512), RMSNorm, True),
+        ("gated-deltanet", 128, (SwiGLU, 512), RMSNorm, True),
+        ("deltaproduct", 128, (SwiGLU, 512), RMSNorm, True),
+        ("transformer", 128, (SwiGLU, 512), RMSNorm, True),
+        ("mamba", 128, None, RMSNorm, True),
+        ("mlstm", 128, None, nn.LayerNorm, True),
+        ("slstm", 128, (GeGLU, 192), nn.LayerNorm, True),  # 1.3 x 128, rounded up to a multiple of 64
+        ("dense-transition", 128, None, nn.Identity, False),
+        ("diagonal-toy", 10, None, nn.LayerNorm, False),
+    ],
+)
+def test_every_preset_has_the_backbone_of_its_paper(preset, width, mlp, norm, residual):
+    model = build(preset, vocab_size=5)
+    (block,) = model.blocks
+    assert model.embedding.weight.shape == model.head.weight.shape == (5, width)
+    assert block.residual == residual
+    assert {type(model.norm), type(block.mixer_norm)} == {norm}
+    if norm is not nn.Identity:
+        assert (model.norm.eps, block.mixer_norm.eps) == (1e-5, 1e-5)
+    if mlp is None:
+        assert (block.mlp, block.mlp_norm) == (None, None)
+    else:
+        assert (type(block.mlp), block.mlp.down.in_features) == mlp
+        assert type(block.mlp_norm) is norm
+
+
+def test_the_mixers_of_presets_differ_in_what_their_names_say():
+    plain = DeltaNetConfig()
+    assert (plain.heads, plain.convolution, plain.qk_activation, plain.householders) == (4, 4, "silu", 1)
+    assert (plain.gated, plain.output_gate, plain.eigenvalues) == (False, False, "[-1,1]")
+    mixers = {name: model_config(name).mixer for name in PRESETS}
+    assert mixers["deltanet"] == plain
+    assert mixers["deltanet-no-conv"] == replace(plain, convolution=0, qk_activation="identity")
+    assert mixers["gated-deltanet"] == replace(plain, gated=True, output_gate=True)
+    assert mixers["deltaproduct"] == replace(plain, householders=2)

@@ -49,6 +49,10 @@ def spec_of(path, **training):
     ).resolved()
 
 
+def test_stored_sequences_are_read_outside_of_cuda_graphs(path):
+    assert source_of(spec_of(path), CPU).capturable is False
+
+
 def test_sizes_and_lengths_come_from_the_file(path):
     spec = spec_of(path)
     assert (spec.task.vocab_size, spec.task.n_classes, spec.task.chance) == (12, 2, 0.5)

@@ -105,6 +105,11 @@ def test_what_needs_a_gpu_is_left_out(mutations):
     assert len(changed) == 2
 
 
+def test_a_step_that_a_cpu_takes_as_well_is_changed_but_not_what_its_cuda_graph_does(mutations):
+    source = "class GraphStep:\n    a = 2\n    if uses_graphs:\n        b = 1\nclass _Graph:\n    c = 2\n"
+    assert sorted(diffs(mutations, source)) == ["-    a = 2\n+    a = 1", "-    a = 2\n+    a = 3"]
+
+
 def test_ids_do_not_depend_on_lines_but_on_the_change(mutations):
     first = mutations.mutants("a = 3\nb = 3", "toy.py")
     moved = mutations.mutants("\n\n\na = 3\nb = 3", "toy.py")

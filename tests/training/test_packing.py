@@ -52,6 +52,14 @@ def test_sequences_beyond_the_row_do_not_count(packed_spec):
     assert packed.at.max() < packer.rows
 
 
+@pytest.mark.parametrize(("batch", "rows"), [(16, 320), (64, 1024), (144, 2176), (256, 3584)])
+def test_a_row_is_six_deviations_longer_than_the_mean_batch(batch, rows, packed_spec):
+    """Here 4 to 20 tokens up to the answer: mean 12, standard deviation sqrt(24). 256 sequences take 3072 +
+    6 sqrt(256 * 24) = 3542, and the next multiple of 128 is 3584; 16 take as much as padded ones."""
+    spec = packed_spec("parity")
+    assert Packer(replace(spec, training=replace(spec.training, batch=batch))).rows == rows
+
+
 @pytest.mark.parametrize("model", ["deltanet", "mamba", "deltanet-no-conv", "deltaproduct"])
 def test_a_model_answers_packed_sequences_as_padded_ones(model, packed_spec):
     spec = replace(packed_spec("mod-arithmetic"), model=model_config(model, d_model=16, layers=2))

@@ -6,10 +6,13 @@ import pytest
 import torch
 from torch import Generator
 
+from statetrack.files import load_tensors
 from statetrack.ops.adamw import recorded_adamw
+from statetrack.ops.checks import checked
 from statetrack.tasks import IGNORE, TASKS, task
 from statetrack.training.graph_step import GraphStep
 from statetrack.training.optimizer import learning_rate
+from statetrack.training.packing import Packer
 from statetrack.training.protocols import WHOLE
 from statetrack.training.source import WIDTHS, batch_length, batch_width, source_of
 from statetrack.training.state import new_state
@@ -122,3 +125,68 @@ def test_a_checkpoint_of_the_deepest_word_problem_model_has_under_16_mib(tmp_pat
     step()
     FileStore(tmp_path, spec.id, print).save(step.state, 0)
     assert checkpoints(tmp_path)[0].stat().st_size < 16 * 2**20
+
+
+def test_a_packed_step_is_the_padded_step(small_spec, change):
+    """On a GPU, tasks with one answer per sequence are trained on packed sequences; here on a CPU."""
+    spec = change(replace(small_spec, task=task("parity")), batch=32)
+    padded, packed = (graph_step(spec) for _ in range(2))
+    assert padded.packer is None
+    packed.packer = Packer(spec)
+    for _ in range(3):
+        padded()
+        packed()
+    torch.testing.assert_close(packed.state.loss_sum, padded.state.loss_sum, rtol=1e-5, atol=0)
+    for p, q in zip(padded.state.model.parameters(), packed.state.model.parameters(), strict=True):
+        torch.testing.assert_close(q, p, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("backend", "values_checked", "steps"),
+    [("auto", False, [1, 2]), ("auto", True, []), ("reference", False, []), ("reference", True, [])],
+)
+def test_kernels_are_compiled_ahead_in_the_first_two_steps_of_a_width_unless_values_are_checked(
+    backend, values_checked, steps, small_spec, change, monkeypatch
+):
+    """Tests prefer Triton on a CPU too: its kernels are interpreted."""
+    asked = []
+    monkeypatch.setenv("STATETRACK_BACKEND", backend)
+    monkeypatch.setattr(
+        "statetrack.ops.triton_runtime.compile_ahead.compile_ahead", lambda work: asked.append(work())
+    )
+    step, found = graph_step(change(small_spec, train_lengths=(6, 6))), []
+    with checked(values_checked):
+        for number in range(1, 5):
+            step()
+            found += [number] * len(asked)
+            asked.clear()
+    assert found == steps
+    assert (step.stream, step.uses_graphs) == (None, False)
+
+
+@pytest.mark.parametrize("seed", [0, 5, 2**40 + 1, 2**63 - 1])
+def test_training_data_have_a_stream_of_their_own_for_every_seed(seed, small_spec):
+    """Pinned, for runs of older versions go on here: Knuth's multiplier, in 63 bits."""
+    expected = {0: 1, 5: 13_272_178_806, 2**40 + 1: 2_654_435_761 * (2**40 + 1) % 2**63 + 1}
+    expected[2**63 - 1] = 2**63 - 2_654_435_761 + 1
+    state = new_state(replace(small_spec, seed=seed), CPU)
+    assert state.generator.initial_seed() == expected[seed]
+    assert (state.step, state.loss_sum.item(), state.loss_sum.dtype) == (0, 0.0, torch.float64)
+
+
+def test_a_checkpoint_says_what_it_is(small_spec, tmp_path):
+    step = graph_step(small_spec)
+    for _ in range(3):
+        step()
+    FileStore(tmp_path, "a run", print).save(step.state, 2)
+    _, metadata = load_tensors(tmp_path / "checkpoint-000000003.safetensors")
+    expected = {"step": "3", "device": "cpu", "format": "2", "run": "a run", "rows": "2"}
+    assert {name: metadata[name] for name in expected} == expected
+
+
+def test_the_newest_two_checkpoints_are_kept(small_spec, tmp_path):
+    step, store = graph_step(small_spec), FileStore(tmp_path, "a run", print)
+    for _ in range(4):
+        step()
+        store.save(step.state, 0)
+    assert [path.name[11:20] for path in checkpoints(tmp_path)] == ["000000004", "000000003"]
