@@ -158,12 +158,10 @@ def _work(spec: RunSpec, variant: Variant) -> Callable[[], None]:
     step = GraphStep(spec, state, source_of(spec, state.device), said.append)
     if not variant.packs:
         step.packer = None
-    if not variant.adamw:
-        step.recorded_update = lambda: None  # type: ignore[method-assign]
+    step.records_adamw = variant.adamw
     if variant.compiled_model:
         state.model.compile(dynamic=False)
-    if variant.compiles:
-        step._compile_kernels = lambda batch: None  # type: ignore[method-assign]  # torch.compile has its own
+    step.compiles_ahead = not variant.compiles  # torch.compile has its own way
 
     def work() -> None:
         with step.on_stream():

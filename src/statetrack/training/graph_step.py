@@ -31,7 +31,13 @@ EAGER_FIRST = 2  # steps of a width that run before it is captured: they load an
 
 
 class GraphStep:
-    """The step of one process: draw a batch, take a step of AdamW, add the loss to the running sum."""
+    """The step of one process: draw a batch, take a step of AdamW, add the loss to the running sum.
+
+    Benchmarks turn off what they measure: `packer` None, `compiles_ahead` or `records_adamw` False.
+    """
+
+    compiles_ahead = True  # Triton's kernels side by side before the first steps
+    records_adamw = True  # clipping, AdamW and the bfloat16 copies by our own kernels, where graphs are used
 
     def __init__(
         self,
@@ -93,7 +99,7 @@ class GraphStep:
         brings with it the copies of the weights that it keeps up to date, one for all graphs.
         """
         training, update = self.spec.training, None
-        if self.uses_graphs:
+        if self.uses_graphs and self.records_adamw:
             if training.precision == "bfloat16" and self.half_weights is None:
                 self.half_weights = HalfWeights(self.state.model)
             copies = None if self.half_weights is None else self.half_weights.of
@@ -122,7 +128,7 @@ class GraphStep:
 
     def _compile_kernels(self, batch: Batch) -> None:
         """Compile the kernels of the arithmetic side by side, if they are Triton's; nothing else happens."""
-        if not prefers_triton(self.state.loss_sum) or is_checked():
+        if not self.compiles_ahead or not prefers_triton(self.state.loss_sum) or is_checked():
             return
         from statetrack.ops.triton_runtime.compile_ahead import compile_ahead
 
