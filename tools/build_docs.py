@@ -44,6 +44,7 @@ MODULES = (
     "statetrack.run",
     "statetrack.training",
     "statetrack.sweep",
+    "statetrack.plugins",
 )
 PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/**/*.md")
 LINK = re.compile(r"\]\(([^)#\s]+)(#[^)\s]*)?\)")

@@ -135,3 +135,6 @@ def _what_happened(error: Exception) -> str:
     text = f"{type(error).__name__}: {error}"
     last = traceback.extract_tb(error.__traceback__)[-1]
     return text if last.filename.startswith("<frozen") else f"{text} ({last.filename}, line {last.lineno})"
+
+
+__all__ = ["load_plugins", "named_plugins", "use_plugins"]
