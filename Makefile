@@ -40,7 +40,7 @@ bench: setup
 	$(BIN)/statetrack bench
 
 mutants: setup
-	for part in tasks experiments report/results.py report/summary.py training layers; do \
+	for part in tasks experiments report/results.py report/summary.py report/records.py training layers; do \
 	  $(BIN)/python tools/mutate.py src/statetrack/$$part --sample 150 --results mutants.jsonl || exit 1; done
 
 clean:

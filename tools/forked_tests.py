@@ -202,7 +202,8 @@ def record(tree: Tree, tests: list[str]) -> Recording:
     """Run the tests unchanged; they must pass."""
     found = tree.pytest({"record": True}, tests, 1800, write_cache=True)
     if found == "timeout" or found["code"] != 0:
-        raise SystemExit(f"The tests do not pass on the unchanged source: {found}")
+        why = found if isinstance(found, str) else found["failed"]
+        raise SystemExit(f"The tests do not pass on the unchanged source: {why}")
     return Recording({test: found["seconds"][test] for test in found["seconds"]}, found["calls"])
 
 

@@ -24,6 +24,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -117,7 +118,10 @@ def run(root: Path, options: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         trees = [Tree(root, Path(folder) / str(i), options.imports) for i in range(jobs if todo else 0)]
 
+        stopped = threading.Event()
+
         def stop(number: int, frame: object) -> None:
+            stopped.set()
             for tree in trees:
                 tree.stop()
             shutil.rmtree(folder, ignore_errors=True)
@@ -128,6 +132,8 @@ def run(root: Path, options: argparse.Namespace) -> None:
                 recording = record(tree, tests)
                 for file, mutant in todo[number::jobs]:
                     result = try_out(tree, recording, file, mutant, options.seconds)
+                    if stopped.is_set():  # its tests were cut off, which is no verdict
+                        return
                     with open(options.results, "a") as out:
                         out.write(json.dumps(asdict(result)) + "\n")
                     print(f"{result.outcome:9} {file}:{result.line} {result.seconds:.1f} s", flush=True)

@@ -8,6 +8,7 @@ import shutil
 from dataclasses import make_dataclass, replace
 from pathlib import Path
 
+import hand_results
 import pytest
 
 from statetrack.cli import main
@@ -64,6 +65,21 @@ def test_runs_exported_in_two_parts_give_the_bytes_of_one(pretend, tmp_path):
         _, differing = export(part(seeds, tmp_path / f"{seeds}"), tmp_path / "b")
         assert differing == []
     assert (tmp_path / "b" / RECORDS).read_bytes() == (tmp_path / "a" / RECORDS).read_bytes()
+
+
+def test_runs_that_have_not_finished_are_not_exported(tmp_path):
+    half = hand_results.read(
+        tmp_path,
+        "fig-parity",
+        "quick",
+        lambda run: hand_results.scaled(0.5) if run.spec.seed == 1 else None,
+    )
+    finished = [result.run.id for result in half.finished]
+    assert 0 < len(finished) < len(half.results)
+    kept, differing = export(half, tmp_path / "kept")
+    assert [result.run.id for result in kept.results] == finished
+    assert [record.run.id for record in read_records(tmp_path / "kept" / RECORDS)] == finished
+    assert differing == []
 
 
 def test_a_line_holds_the_whole_run(pretend, tmp_path):

@@ -49,6 +49,13 @@ def spec_of(path, **training):
     ).resolved()
 
 
+@pytest.mark.parametrize("fraction", [-0.01, 1.01, float("nan")])
+def test_a_fraction_is_from_0_to_1(fraction, path):
+    with pytest.raises(UserError, match=f"test_fraction is {fraction}, expected a number from 0 to 1"):
+        Jsonl(str(path), test_fraction=fraction)
+    assert [Jsonl(str(path), test_fraction=x).test_fraction for x in (0.0, 1.0)] == [0.0, 1.0]
+
+
 def test_stored_sequences_are_read_outside_of_cuda_graphs(path):
     assert source_of(spec_of(path), CPU).capturable is False
 

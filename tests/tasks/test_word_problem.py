@@ -2,6 +2,7 @@
 
 from itertools import permutations
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -105,6 +106,12 @@ def test_a_group_is_generated_from_permutations():
 def test_names_of_one_group_are_one_task():
     assert WordProblem("s_5") == WordProblem("S5")
     assert WordProblem("1,0,2 ;1 2 0") == WordProblem("1 0 2; 1 2 0")
+
+
+def test_rotations_of_more_points_than_a_byte_counts_are_residues():
+    """The rotation by r takes point 0 to r, so lexicographic order is that of the residues."""
+    rotations = group(" ".join(str((i + 1) % 300) for i in range(300)))
+    assert np.array_equal(rotations.then, group("Z300").then)
 
 
 def test_sympy_agrees_on_the_order_of_a_generated_group():

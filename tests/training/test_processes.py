@@ -14,6 +14,7 @@ import pytest
 import torch
 from process_specs import CUT, SPEC, file_spec
 from torch import Generator
+from torch.nn.parallel import DistributedDataParallel
 
 from statetrack.errors import UserError
 from statetrack.files import load_tensors
@@ -22,7 +23,9 @@ from statetrack.tasks import IGNORE, task
 from statetrack.training import Options, evaluate
 from statetrack.training.protocols import WHOLE, Share
 from statetrack.training.ranks import PARALLEL, start_processes
+from statetrack.training.sharded_step import ShardedStep
 from statetrack.training.source import source_of
+from statetrack.training.state import new_state
 from statetrack.training.store import checkpoints
 
 HERE = Path(__file__).parent
@@ -196,7 +199,9 @@ def test_a_batch_that_cannot_be_cut_is_refused_by_every_rank_and_told_once(tmp_p
     assert not (tmp_path / "out").exists()
 
 
-def test_a_single_process_of_torchrun_computes_what_one_without_it_does(one, tmp_path, monkeypatch):
+@pytest.fixture
+def alone(monkeypatch):
+    """The only process that torchrun started."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
@@ -204,8 +209,29 @@ def test_a_single_process_of_torchrun_computes_what_one_without_it_does(one, tmp
     for name, value in (places | {"LOCAL_RANK": "0"}).items():
         monkeypatch.setenv(name, value)
     with start_processes(CPU) as ranks:
-        run(SPEC, tmp_path, Options(ranks=ranks, parallel="fsdp", **QUIET))
+        yield ranks
+
+
+@pytest.mark.parametrize("parallel", PARALLEL)
+def test_a_single_process_of_torchrun_computes_what_one_without_it_does(parallel, one, alone, tmp_path):
+    run(SPEC, tmp_path, Options(ranks=alone, parallel=parallel, **QUIET))
     assert_same_run(tmp_path, one)
+
+
+@pytest.mark.parametrize("parallel", PARALLEL)
+def test_a_single_process_of_torchrun_goes_on_with_weights_cut_as_its_own_are(parallel, one, alone, tmp_path):
+    _cut_at_one(tmp_path)
+    said = []
+    run(SPEC, tmp_path, Options(ranks=alone, parallel=parallel, **QUIET | {"say": said.append}))
+    assert said == [f"Going on from step {CUT + 1} of 20."]  # the next row, of step 10, ended it
+    assert_same_run(tmp_path, one)
+
+
+def test_ddp_is_around_the_model_in_training_and_not_in_evaluation(alone):
+    state = new_state(SPEC, CPU)
+    step = ShardedStep(SPEC, state, source_of(SPEC, CPU), alone, "ddp", 2)
+    assert isinstance(step.model, DistributedDataParallel)
+    assert step.model.module is state.model is step.state.model
 
 
 def test_several_processes_without_torchrun_are_refused(tmp_path, capsys):

@@ -1,6 +1,7 @@
 """One training step: its data, its shapes, its learning rate."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -190,3 +191,18 @@ def test_the_newest_two_checkpoints_are_kept(small_spec, tmp_path):
         step()
         store.save(step.state, 0)
     assert [path.name[11:20] for path in checkpoints(tmp_path)] == ["000000004", "000000003"]
+
+
+def test_a_checkpoint_that_someone_else_removes_first_is_no_error(small_spec, tmp_path, monkeypatch):
+    step, store, remove = graph_step(small_spec), FileStore(tmp_path, "a run", print), Path.unlink
+
+    def removed_first(path, missing_ok=False):
+        if path.name.startswith("checkpoint-"):
+            remove(path)
+        remove(path, missing_ok=missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", removed_first)
+    for _ in range(3):
+        step()
+        store.save(step.state, 0)
+    assert len(checkpoints(tmp_path)) == 2
