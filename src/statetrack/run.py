@@ -31,7 +31,14 @@ from statetrack.provenance import commit
 from statetrack.spec import RunSpec
 from statetrack.training import Options, build_model, train
 from statetrack.training.loop import Running, check_options, resolve_device, stop_signals
-from statetrack.training.ranks import PARALLEL, Ranks, is_first_process, start_processes, under_torchrun
+from statetrack.training.ranks import (
+    PARALLEL,
+    Ranks,
+    is_first_process,
+    leaving_at_once,
+    start_processes,
+    under_torchrun,
+)
 from statetrack.training.store import checkpoints
 
 __all__ = ["load_run", "run"]
@@ -227,7 +234,8 @@ def main(arguments: list[str] | None = None) -> None:
     )
     parser.add_argument("--micro-batches", type=int, default=1, help="pieces of a process's batch (memory)")
     given = parser.parse_args(arguments)
-    with exit_codes(quiet=not is_first_process()), _processes(given.device) as ranks:
+    quiet = not is_first_process()
+    with leaving_at_once(), exit_codes(quiet=quiet), _processes(given.device) as ranks:
         with ranks.together():
             use_plugins(given.plugin)
             spec = RunSpec.load(given.spec)

@@ -1,6 +1,9 @@
 """Several processes seen from one: who is first, and when gradients are exchanged."""
 
 import contextlib
+import os
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -83,3 +86,21 @@ def test_gradients_are_exchanged_behind_the_last_micro_batch_only(parallel, said
     step()
     assert step.model.said == said
     assert step.state.step == 1
+
+
+@pytest.mark.parametrize(
+    ("ends", "code", "words"),
+    [
+        ("pass", 0, ""),
+        ("raise SystemExit(2)", 2, ""),
+        ("raise RuntimeError('broken')", 1, "RuntimeError: broken"),
+    ],
+)
+def test_a_process_of_torchrun_leaves_with_its_exit_code_and_its_output(ends, code, words):
+    script = f"from statetrack.training import ranks\nwith ranks.leaving_at_once():\n print('said'); {ends}"
+    places = {"LOCAL_RANK": "0", "RANK": "0", "WORLD_SIZE": "1"}
+    ended = subprocess.run(
+        [sys.executable, "-c", script], env=os.environ | places, capture_output=True, text=True
+    )
+    assert (ended.returncode, ended.stdout) == (code, "said\n")
+    assert words in ended.stderr

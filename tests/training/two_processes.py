@@ -18,7 +18,7 @@ from statetrack.errors import Diverged, Interrupted, UserError
 from statetrack.run import run, running
 from statetrack.training import Options
 from statetrack.training.loop import stop_signals
-from statetrack.training.ranks import PARALLEL, start_processes
+from statetrack.training.ranks import PARALLEL, leaving_at_once, start_processes
 
 
 def main(out: Path) -> None:
@@ -88,4 +88,5 @@ def _run_on_a_full_disk(folder, options, ranks):
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    with leaving_at_once():
+        main(Path(sys.argv[1]))
