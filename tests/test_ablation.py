@@ -60,3 +60,10 @@ def test_a_variant_that_cannot_run_is_a_row_without_a_time(monkeypatch, capsys):
     ablation.ablation_report(lambda name: "parity" in name, kept.append)
     assert [row["ms"] for row in kept[-1]["ablation"]] == [None, None]
     assert "RuntimeError: no CUDA graph" in capsys.readouterr().out
+
+
+def test_every_replaceable_op_has_the_reference_that_is_compiled():
+    wanted = {op for variant in VARIANTS for op in variant.ops}
+    assert wanted == set(ablation.REPLACEABLE)
+    for backends in ablation.REPLACEABLE.values():
+        assert callable(ablation.load(backends["reference"]))

@@ -14,11 +14,12 @@ from typing import Any
 import torch
 
 from statetrack.bench.cases import check_chosen
-from statetrack.bench.gpu_steps import GPU_STEPS, seconds_per_step
+from statetrack.bench.gpu_steps import GPU_STEPS, seconds_per_step, taking
 from statetrack.experiments.tab_chomsky import PROTOCOL
 from statetrack.layers import model_config
 from statetrack.layers.fusion import fused
-from statetrack.ops.backends import replaced_op
+from statetrack.ops import cross_entropy, embedding, pack, rms_norm, swiglu
+from statetrack.ops.backends import load, replaced_op
 from statetrack.spec import EvaluationConfig, RunSpec
 from statetrack.tasks import task
 from statetrack.training.graph_step import GraphStep
@@ -26,6 +27,15 @@ from statetrack.training.source import source_of
 from statetrack.training.state import new_state
 
 KEEP = 0.03  # of a training step
+# the ops that variants replace, with their tables of backends
+REPLACEABLE = {
+    "rms_norm": rms_norm.BACKENDS,
+    "add_rms_norm": rms_norm.BACKENDS,
+    "swiglu": swiglu.BACKENDS,
+    "cross_entropy": cross_entropy.BACKENDS,
+    "embedding": embedding.BACKENDS,
+    "pack": pack.BACKENDS,
+}
 STEPS, ROUNDS = 200, 3  # a variant is timed this often, in turns with the others
 
 
@@ -60,7 +70,7 @@ class Variant:
     def active(self) -> Iterator[None]:
         with contextlib.ExitStack() as stack:
             for op in self.ops:
-                plain = _references()[op]
+                plain = load(REPLACEABLE[op]["reference"])
                 function = plain if self.eager else torch.compile(plain, dynamic=False)
                 stack.enter_context(replaced_op(op, function))
             if self.compiled_model:
@@ -83,23 +93,6 @@ VARIANTS = (
 )
 
 
-def _references() -> dict[str, Callable[..., Any]]:
-    from statetrack.ops.cross_entropy.reference import cross_entropy_reference
-    from statetrack.ops.embedding.reference import embedding_reference
-    from statetrack.ops.pack.reference import pack_reference
-    from statetrack.ops.rms_norm.reference import rms_norm_reference
-    from statetrack.ops.swiglu.reference import swiglu_reference
-
-    return {
-        "rms_norm": rms_norm_reference,
-        "add_rms_norm": rms_norm_reference,
-        "swiglu": swiglu_reference,
-        "cross_entropy": cross_entropy_reference,
-        "embedding": embedding_reference,
-        "pack": pack_reference,
-    }
-
-
 def applies(variant: Variant, spec: RunSpec) -> bool:
     """Whether the step has what the variant replaces."""
     if "swiglu" in variant.ops and spec.model.mlp_ratio == 0:
@@ -114,8 +107,9 @@ def ablation_report(chosen: Callable[[str], bool], keep: Callable[[dict[str, Any
     `keep` gets all rows so far after each step.
     """
     rows: list[dict[str, Any]] = []
-    check_chosen(chosen, list(specs()))
-    for name, spec in specs().items():
+    steps = specs()
+    check_chosen(chosen, list(steps))
+    for name, spec in steps.items():
         if not chosen(name):
             continue
         variants = [variant for variant in VARIANTS if applies(variant, spec)]
@@ -162,11 +156,7 @@ def _work(spec: RunSpec, variant: Variant) -> Callable[[], None]:
     if variant.compiled_model:
         state.model.compile(dynamic=False)
     step.compiles_ahead = not variant.compiles  # torch.compile has its own way
-
-    def work() -> None:
-        with step.on_stream():
-            step()
-
+    work = taking(step)
     with variant.active():
         for _ in range(5):  # two eager steps, the capture, and replays
             work()

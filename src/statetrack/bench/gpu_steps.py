@@ -51,13 +51,7 @@ class GpuTrainingStep:
 
     def ours(self) -> Work:
         device = torch.device("cuda")
-        step = GraphStep(self.spec, new_state(self.spec, device), source_of(self.spec, device), print)
-
-        def work() -> None:
-            with step.on_stream():
-                step()
-
-        return work
+        return taking(GraphStep(self.spec, new_state(self.spec, device), source_of(self.spec, device), print))
 
     def peer(self) -> Work:
         models = peer_module("fla.models", "flash-linear-attention")
@@ -90,6 +84,16 @@ class GpuTrainingStep:
             optimizer.step()
 
         return work
+
+
+def taking(step: GraphStep) -> Work:
+    """What takes one step, on the stream of the step."""
+
+    def work() -> None:
+        with step.on_stream():
+            step()
+
+    return work
 
 
 GPU_STEPS = [GpuTrainingStep(1), GpuTrainingStep(5)]

@@ -6,7 +6,7 @@ folder may hold both.
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -137,7 +137,7 @@ def _read_runs_json(folder: Path) -> ItemResults:
         check_scale(data["scale"])
         runs_folder = folder / data["runs_folder"]
         runs = [LabelledRun.from_dict(entry) for entry in data["runs"]]
-        results = [Result(run, runs_folder / run.id, _done(runs_folder / run.id)) for run in runs]
+        results = [Result(run, runs_folder / run.id, read_done(runs_folder / run.id)) for run in runs]
         return ItemResults(item(data["item"]), data["scale"], results)
     except UserError:
         raise
@@ -155,12 +155,6 @@ def _read_records(folder: Path) -> ItemResults:
     ((name, scale),) = kinds
     results = [Result(record.run, None, record.done, record.rows) for record in records]
     return ItemResults(item(name), scale, results)
-
-
-def _done(folder: Path) -> dict[str, Any] | None:
-    """done.json, if it is one."""
-    done = read_done(folder)
-    return done if isinstance(done, dict) and isinstance(done.get("metrics"), Mapping) else None
 
 
 def merge(parts: list[ItemResults]) -> ItemResults:
