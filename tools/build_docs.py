@@ -27,6 +27,7 @@ MODULES = (
     "statetrack.ops.automaton_run",
     "statetrack.ops.bracket_expressions",
     "statetrack.ops.cross_entropy",
+    "statetrack.ops.linear_cross_entropy",
     "statetrack.ops.delta_rule",
     "statetrack.ops.embedding",
     "statetrack.ops.mlstm",

@@ -53,7 +53,7 @@ def read_arguments(arguments: Sequence[str]) -> tuple[TrainOptions, RunSpec]:
     defaults = {
         "task": chosen_task,
         "mixer": model.mixer,
-        "model": _Backbone(**{name: value for name, value in vars(model).items() if name != "mixer"}),
+        "model": _Backbone(**{name: value for name, value in vars(model).items() if name not in _MIXERS}),
         "training": TrainingConfig(),
         "evaluation": EvaluationConfig(),
         "options": TrainOptions(),
@@ -69,7 +69,7 @@ def read_arguments(arguments: Sequence[str]) -> tuple[TrainOptions, RunSpec]:
         "Train", [*fields, ("seed", int, field(default=0))], namespace={"__doc__": description}, frozen=True
     )
     given = parse(arguments_class, rest, "statetrack train")
-    model = ModelConfig(given.mixer, **vars(given.model))
+    model = ModelConfig(given.mixer, **vars(given.model), mixers=model.mixers)
     spec = RunSpec(given.task, model, given.training, given.evaluation, given.seed).resolved()
     return given.options, spec
 
@@ -88,9 +88,9 @@ def _check_flags(parts: dict[str, Any]) -> None:
             owners[name] = part
 
 
-# The fields of ModelConfig without the mixer, which is chosen by name.
+_MIXERS = ("mixer", "mixers")  # chosen by name
 _Backbone = make_dataclass(
     "_Backbone",
-    [(f.name, f.type) for f in ModelConfig.__dataclass_fields__.values() if f.name != "mixer"],
+    [(f.name, f.type) for f in ModelConfig.__dataclass_fields__.values() if f.name not in _MIXERS],
     frozen=True,
 )

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from statetrack.config import added
 from statetrack.errors import UserError, unknown_name
 from statetrack.layers.deltanet import DeltaNetConfig
 from statetrack.layers.fusion import joined_product, joins, may_read
@@ -17,6 +18,7 @@ from statetrack.layers.initialisation import small_init, wang_init
 from statetrack.layers.mixer import Mixer, MixerConfig, Packing
 from statetrack.layers.norm import RMSNorm, normalise_sum
 from statetrack.ops.embedding import embedding
+from statetrack.ops.linear_cross_entropy import linear_cross_entropy
 from statetrack.ops.swiglu import swiglu
 
 NORMS = {"rms": RMSNorm, "layer": nn.LayerNorm}
@@ -24,7 +26,10 @@ NORMS = {"rms": RMSNorm, "layer": nn.LayerNorm}
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The backbone around a mixer. Vocabulary and classes come from the task."""
+    """The backbone around a mixer. Vocabulary and classes come from the task.
+
+    `mixers` makes a hybrid: layer i has the mixer i modulo their number, and `mixer` is not used.
+    """
 
     mixer: MixerConfig = field(default_factory=DeltaNetConfig)
     d_model: int = 128
@@ -33,6 +38,13 @@ class ModelConfig:
     mlp: Literal["swiglu", "geglu"] = "swiglu"
     norm: Literal["rms", "layer", "none"] = "rms"
     residual: bool = True
+    mixers: tuple[MixerConfig, ...] = added(())  # a pattern of mixers, repeated over the layers
+    tied: bool = added(False)  # whether the head is the embedding's table
+    norm_eps: float = added(1e-5)  # of the backbone's norms
+
+    def mixer_of(self, layer: int) -> MixerConfig:
+        """The mixer of layer 0, 1, ..."""
+        return self.mixers[layer % len(self.mixers)] if self.mixers else self.mixer
 
 
 class SwiGLU(nn.Module):
@@ -87,7 +99,7 @@ class Block(nn.Module):
         super().__init__()
         self.residual = config.residual
         self.mixer_norm = _norm(config)
-        self.mixer: Mixer = config.mixer.build(config.d_model, config.layers)
+        self.mixer: Mixer = config.mixer_of(layer).build(config.d_model, config.layers)
         if isinstance(self.mixer, Mixer):
             self.mixer.place(layer, config.layers)
         self.mlp_norm, self.mlp = None, None
@@ -121,7 +133,9 @@ class Model(nn.Module):
     """Tokens (B, T) -> logits (B, T, classes), plus one state per layer to continue from.
 
     With `at` (B, n) only the logits at these positions are computed, (B, n, classes). `packing` gives the
-    boundaries of sequences packed in one row of tokens (1, N).
+    boundaries of sequences packed in one row of tokens (1, N). With `targets`, of the logits' shape but for
+    classes, the loss is returned instead of logits: the sum of the cross-entropy over targets other than
+    -100, a float32 scalar, without all logits in memory at once.
     """
 
     def __init__(self, config: ModelConfig, vocab_size: int, n_classes: int):
@@ -134,6 +148,8 @@ class Model(nn.Module):
         self.head = nn.Linear(config.d_model, n_classes, bias=False)
         nn.init.normal_(self.embedding.weight, std=0.02)
         nn.init.normal_(self.head.weight, std=0.02)
+        if config.tied:
+            self.head.weight = self.embedding.weight
 
     def forward(
         self,
@@ -142,6 +158,7 @@ class Model(nn.Module):
         *,
         at: Tensor | None = None,
         packing: Packing | None = None,
+        targets: Tensor | None = None,
     ) -> tuple[Tensor, list[Any]]:
         if packing is not None and not self.packs:
             raise UserError(f"Model: {type(self.config.mixer).__name__} cannot take packed sequences.")
@@ -158,7 +175,10 @@ class Model(nn.Module):
             before = None if state is None else state[i]
             x, y, block_state = block(x, y, before, at if i == last else None, packing)
             states.append(block_state)
-        return self._read_out(normalise_sum(self.norm, x, y)[1]), states
+        hidden = normalise_sum(self.norm, x, y)[1]
+        if targets is not None:
+            return linear_cross_entropy(hidden, self.head.weight, targets), states
+        return self._read_out(hidden), states
 
     @property
     def packs(self) -> bool:
@@ -205,7 +225,7 @@ def _has_no_options(table: nn.Embedding) -> bool:
 
 
 def _norm(config: ModelConfig) -> nn.Module:
-    return nn.Identity() if config.norm == "none" else NORMS[config.norm](config.d_model, eps=1e-5)
+    return nn.Identity() if config.norm == "none" else NORMS[config.norm](config.d_model, eps=config.norm_eps)
 
 
 def _check(config: ModelConfig, vocab_size: int, n_classes: int) -> None:
@@ -218,6 +238,13 @@ def _check(config: ModelConfig, vocab_size: int, n_classes: int) -> None:
         )
     if not (config.mlp_ratio >= 0 and math.isfinite(config.mlp_ratio)):
         raise UserError(f"Model: mlp_ratio is {config.mlp_ratio}, expected 0 (no MLP) or more.")
+    if config.tied and vocab_size != n_classes:
+        raise UserError(
+            f"Model: tied is set with {vocab_size} tokens and {n_classes} classes, expected as many of each: "
+            "the head is the embedding's table."
+        )
+    if not (config.norm_eps > 0 and math.isfinite(config.norm_eps)):
+        raise UserError(f"Model: norm_eps is {config.norm_eps}, expected a number above 0.")
     if config.mlp not in MLPS:
         raise unknown_name("Model: mlp", config.mlp, MLPS)
     if config.norm not in (*NORMS, "none"):

@@ -25,6 +25,7 @@ __all__ = [
     "cross_entropy",
     "delta_rule",
     "embedding",
+    "linear_cross_entropy",
     "mlstm",
     "pack",
     "rms_norm",

@@ -1,0 +1,38 @@
+"""The loss of a language model: a linear read-out and cross-entropy in one."""
+
+from torch import Tensor
+
+from statetrack.errors import UserError
+from statetrack.ops import checks
+from statetrack.ops.backends import pick_backend
+
+BACKENDS = {
+    "reference": "statetrack.ops.linear_cross_entropy.reference:linear_cross_entropy_reference",
+}
+
+
+def linear_cross_entropy(
+    x: Tensor, weight: Tensor, targets: Tensor, ignore_index: int = -100, *, backend: str = "auto"
+) -> Tensor:
+    """Sum of log(sum_c exp(z_c)) - z_target, z = W x, over positions whose target is not `ignore_index`.
+
+    Shapes: x (..., D); weight W (classes, D); targets (...), integers. Returns a scalar, in float32 for
+    half-precision inputs too; 0 if no position counts.
+    """
+    op = "linear_cross_entropy"
+    checks.check_floating(op, x.device, x=x, weight=weight)
+    checks.check_shape(op, "targets", targets, tuple(x.shape[:-1]), "the shape of x but for its last axis")
+    if weight.ndim != 2 or weight.shape[1] != x.shape[-1]:
+        raise UserError(
+            f"{op}: weight has shape {tuple(weight.shape)}, expected (classes, {x.shape[-1]}) from x "
+            f"{tuple(x.shape)}."
+        )
+    if targets.is_floating_point() or targets.device != x.device:
+        raise UserError(
+            f"{op}: targets are {targets.dtype} on {targets.device}, expected whole numbers on {x.device}."
+        )
+    run = pick_backend(op, backend, x.device, BACKENDS)
+    return run(x, weight, targets, ignore_index)
+
+
+__all__ = ["linear_cross_entropy"]
