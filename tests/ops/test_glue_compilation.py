@@ -7,6 +7,7 @@ from statetrack.ops import partial_gradients
 from statetrack.ops.adamw.triton import backend as adamw
 from statetrack.ops.cross_entropy.triton import backend as cross_entropy
 from statetrack.ops.embedding.triton import backend as embedding
+from statetrack.ops.linear_cross_entropy.triton import backend as linear_cross_entropy
 from statetrack.ops.pack.triton import backend as pack
 from statetrack.ops.rms_norm.triton import backend as rms_norm
 from statetrack.ops.short_convolution.triton import backend as short_convolution
@@ -71,6 +72,19 @@ def test_cross_entropy_compiles(N, dtype):
     pointers = {"sums": "fp32", "counted": "i32", "loss": "fp32", "count": "i32"}
     constants = {"BLOCK": cross_entropy.BLOCK, "num_warps": 4}
     assert_fits(compile_as_launched("cross_entropy", "mean_kernel", pointers, constants, programs="i32"))
+
+
+@pytest.mark.parametrize(("N", "dtype"), [(11, "fp32"), (32_000, "bf16"), (50_280, "bf16")])
+def test_the_losses_of_a_linear_read_out_compile(N, dtype):
+    pointers = {"logits": dtype, "targets": "i64", "losses": "fp32"}
+    scalars = {"ignore_index": "i32", "stride": "i32"}
+    for gradient in (False, True):
+        constants = linear_cross_entropy.constants(N) | {"GRADIENT": gradient}
+        compiled = compile_as_launched(
+            "linear_cross_entropy", "row_losses_kernel", pointers, constants, **scalars
+        )
+        assert_fits(compiled)
+        assert compiled.registers <= 128
 
 
 @pytest.mark.parametrize(("V", "D", "dtype"), [(121, 128, "fp32"), (1000, 512, "bf16")])
