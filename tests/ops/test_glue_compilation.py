@@ -87,7 +87,7 @@ def test_the_losses_of_a_linear_read_out_compile(N, dtype):
         assert compiled.registers <= 128
 
 
-@pytest.mark.parametrize(("V", "D", "dtype"), [(121, 128, "fp32"), (1000, 512, "bf16")])
+@pytest.mark.parametrize(("V", "D", "dtype"), [(121, 128, "fp32"), (1000, 512, "bf16"), (32_000, 1024, "fp32")])
 def test_embedding_compiles(V, D, dtype):
     constants, _ = embedding.backward_plan(17_000, V, D, processors=132)
     pointers = {"tokens": "i64", "dout": dtype, "dweights": "fp32"}
@@ -97,6 +97,9 @@ def test_embedding_compiles(V, D, dtype):
     constants = {"V": V, "D": D, "BD": 128, "BT": 16, "num_warps": 4}
     pointers = {"tokens": "i64", "weight": dtype, "out": dtype}
     assert_fits(compile_as_launched("embedding", "embedding_kernel", pointers, constants, count="i32"))
+    pointers = {"tokens": "i64", "order": "i64", "dout": dtype, "dweight": dtype}
+    constants = embedding.sorted_constants(V, D)
+    assert_fits(compile_as_launched("embedding", "sorted_backward_kernel", pointers, constants, count="i32"))
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(528, 128), (66, 15_488)])
@@ -110,13 +113,19 @@ def test_column_sums_compile(rows, columns):
 
 
 def test_adamw_compiles():
+    total = {"BLOCK": adamw.TOTAL_BLOCK, "num_warps": 8}
+    assert_fits(
+        compile_as_launched(
+            "adamw", "total_kernel", {"squares": "fp32", "total": "fp32"}, total, programs="i32"
+        )
+    )
     constants = {"BLOCK": adamw.BLOCK, "num_warps": 4}
     pointers = {"table": "i64", "squares": "fp32"}
     assert_fits(compile_as_launched("adamw", "norm_kernel", pointers, constants))
     pointers |= {"decays": "fp32", "rate": "fp32"}
     floats = ("clip", "beta1", "beta2", "log_beta1", "log_beta2", "eps")
     scalars = {"programs": "i32"} | dict.fromkeys(floats, "fp32")
-    for programs in (512, adamw.MAX_PROGRAMS):
+    for programs in (16, 512, adamw.SUMMED_BY_ALL):
         assert_fits(
             compile_as_launched("adamw", "update_kernel", pointers, constants | {"BP": programs}, **scalars)
         )

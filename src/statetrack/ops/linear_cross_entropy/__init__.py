@@ -44,7 +44,8 @@ def linear_cross_entropy(
         )
     if x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
         raise UserError(
-            f"{op}: x is {x.dtype} and weight {weight.dtype}, expected one dtype, or to be called under autocast."
+            f"{op}: x is {x.dtype} and weight {weight.dtype}, expected one dtype. Convert one of them, or "
+            "call it under autocast."
         )
     run = pick_backend(op, backend, x.device, BACKENDS, {"triton": lambda: _triton_refuses(x)})
     return run(x, weight, targets, ignore_index)
