@@ -15,7 +15,7 @@ from torch.nn.utils import prune
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from statetrack.errors import UserError
-from statetrack.layers import build, fusion
+from statetrack.layers import DeltaNetConfig, Model, ModelConfig, build, fusion
 from statetrack.layers.fusion import fused, fuses, may_read
 from statetrack.layers.mixer import Packing
 from statetrack.layers.norm import RMSNorm, normalise, normalise_sum
@@ -251,6 +251,32 @@ def test_bfloat16_copies_are_made_of_stored_weights_only():
     assert "blocks.0.mixer.to_k.weight" in copies.copies
     with torch.autocast("cpu", torch.bfloat16):
         torch.testing.assert_close(copies(TOKENS)[0], model(TOKENS)[0])
+
+
+def test_a_tied_head_stays_the_weight_of_the_embedding():
+    model = Model(ModelConfig(DeltaNetConfig(heads=2), 16, tied=True), 7, 7)
+    copies = HalfWeights(model)
+    assert "head.weight" not in copies.copies
+    assert "blocks.0.mixer.to_q.weight" in copies.copies
+
+
+def test_large_layers_compute_again_what_they_do_not_keep(monkeypatch):
+    config = ModelConfig(DeltaNetConfig(heads=2, householders=2), 16)
+    torch.manual_seed(0)
+    model, tokens = Model(config, 7, 7), torch.randint(7, (1, 9))
+    found = {}
+    monkeypatch.setattr(fusion, "RECOMPUTE_FROM", 0)
+    for choice in (False, True):
+        monkeypatch.setenv("STATETRACK_BACKEND", "triton" if choice else "auto")
+        kept = []
+        with (
+            fused(choice),
+            torch.autograd.graph.saved_tensors_hooks(lambda z, kept=kept: kept.append(z) or z, lambda z: z),
+        ):
+            loss = model(tokens)[0].square().sum()
+        found[choice] = torch.autograd.grad(loss, list(model.parameters())), sum(z.numel() for z in kept)
+    torch.testing.assert_close(found[True][0], found[False][0], rtol=1e-4, atol=1e-5)
+    assert found[True][1] < found[False][1]
 
 
 def test_the_innermost_switch_counts_and_the_outer_one_returns():

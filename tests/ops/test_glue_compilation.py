@@ -28,14 +28,15 @@ def compile_as_launched(op, kernel, pointers, constants, file="kernels", **scala
 )
 def test_rms_norm_compiles(N, x, y):
     constants = rms_norm.constants(N)
-    pointers = {"x": x, "y": y, "weight": "fp32", "total": x, "out": y}
-    scalars = {"rows": "i32", "eps": "fp32"}
+    pointers = {"x": x, "y": y, "weight": "fp32", "total": x, "out": y, "inverses": "fp32"}
+    scalars, from_out = {"rows": "i32", "eps": "fp32"}, {"FROM_OUT": y == "bf16"}
     forward = compile_as_launched(
-        "rms_norm", "rms_norm_kernel", pointers, constants | {"HAS_Y": True}, **scalars
+        "rms_norm", "rms_norm_kernel", pointers, constants | {"HAS_Y": True} | from_out, **scalars
     )
     assert_fits(forward)
-    pointers = {"s": x, "weight": "fp32", "dtotal": x, "dout": y, "dx": x, "dy": y, "dweights": "fp32"}
-    flags = {"HAS_DTOTAL": True, "HAS_DY": True}
+    pointers = {"s": y if y == "bf16" else x, "inverses": "fp32", "weight": "fp32", "dtotal": x}
+    pointers |= {"dout": y, "dx": x, "dy": y, "dweights": "fp32"}
+    flags = {"HAS_DTOTAL": True, "HAS_DY": True} | from_out
     backward = compile_as_launched(
         "rms_norm", "rms_norm_backward_kernel", pointers, constants | flags, **scalars, tiles="i32"
     )
@@ -45,11 +46,15 @@ def test_rms_norm_compiles(N, x, y):
     assert backward.registers <= 128
 
 
-@pytest.mark.parametrize("W", [60, 512])
+@pytest.mark.parametrize("W", [60, 2816])
 def test_swiglu_compiles(W):
-    for kernel, names in (("swiglu_kernel", ("x", "out")), ("swiglu_backward_kernel", ("x", "dout", "dx"))):
+    forward = "swiglu_kernel", ("x", "out"), {}
+    backward = [
+        ("swiglu_backward_kernel", ("x", "dout", "dx"), {"OUT_AGAIN": again}) for again in (False, True)
+    ]
+    for kernel, names, flags in (forward, *backward):
         compiled = compile_as_launched(
-            "swiglu", kernel, dict.fromkeys(names, "bf16"), swiglu.constants(W), rows="i32"
+            "swiglu", kernel, dict.fromkeys(names, "bf16"), swiglu.constants(W) | flags, rows="i32"
         )
         assert_fits(compiled)
         assert compiled.registers <= 96
@@ -87,7 +92,9 @@ def test_the_losses_of_a_linear_read_out_compile(N, dtype):
         assert compiled.registers <= 128
 
 
-@pytest.mark.parametrize(("V", "D", "dtype"), [(121, 128, "fp32"), (1000, 512, "bf16"), (32_000, 1024, "fp32")])
+@pytest.mark.parametrize(
+    ("V", "D", "dtype"), [(121, 128, "fp32"), (1000, 512, "bf16"), (32_000, 1024, "fp32")]
+)
 def test_embedding_compiles(V, D, dtype):
     constants, _ = embedding.backward_plan(17_000, V, D, processors=132)
     pointers = {"tokens": "i64", "dout": dtype, "dweights": "fp32"}

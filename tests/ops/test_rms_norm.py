@@ -61,6 +61,35 @@ def test_triton_takes_and_gives_half_precision():
     assert rms_norm(x.half(), weight, out_dtype=torch.float32, backend="triton").dtype == torch.float32
 
 
+@pytest.fixture
+def from_the_output(monkeypatch):
+    """The backward reads the output, as it does in bfloat16, which the interpreter does not have."""
+    from statetrack.ops.rms_norm.triton import backend as triton_backend
+
+    monkeypatch.setattr(triton_backend, "FROM_OUT", (torch.float32,))
+
+
+@pytest.mark.parametrize(("rows", "N"), WIDTHS)
+@pytest.mark.parametrize("y_dtype", [None, torch.float32])
+def test_a_backward_that_reads_the_output_matches_the_reference(from_the_output, rows, N, y_dtype):
+    assert_same(inputs(rows, N, y_dtype=y_dtype))
+
+
+def test_a_backward_that_reads_the_output_takes_weights_of_zero(from_the_output):
+    x, y, weight = inputs(y_dtype=torch.float32)
+    weight[3], weight[7] = 0.0, -1e-20
+    assert_same((x, y, weight))
+
+
+def test_a_backward_that_reads_the_output_does_not_keep_the_sum(from_the_output):
+    x, y, weight = (z.requires_grad_() for z in inputs(y_dtype=torch.float32))
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda z: kept.append(z.data_ptr()) or z, lambda z: z):
+        total, out = add_rms_norm(x, y, weight, backend="triton")
+    assert out.data_ptr() in kept
+    assert total.data_ptr() not in kept
+
+
 def test_many_tiles_per_program_are_one_sum(monkeypatch):
     from statetrack.ops.rms_norm.triton import backend as triton_backend
 

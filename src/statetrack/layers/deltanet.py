@@ -11,12 +11,13 @@ from torch import Tensor, nn
 from statetrack.errors import unknown_name
 from statetrack.layers.checks import check_no_state, check_sizes, divide
 from statetrack.layers.convolution import ShortConvolution
-from statetrack.layers.fusion import joined_product, joins, may_read
+from statetrack.layers.fusion import joined_product, joins, may_read, recomputes
 from statetrack.layers.initialisation import log_uniform_steps, no_weight_decay
 from statetrack.layers.mixer import Mixer, Packing, offsets
 from statetrack.layers.norm import RMSNorm, normalise
 from statetrack.layers.precision import at_least_float32, working_dtype
 from statetrack.ops.checks import check_eigenvalues
+from statetrack.ops.convolved_delta_rule import convolved_delta_rule
 from statetrack.ops.delta_rule import delta_rule
 from statetrack.ops.delta_rule.reference import l2_normalise
 from statetrack.ops.short_convolution import convolved_split
@@ -100,6 +101,10 @@ class DeltaNet(Mixer):
         self, x: Tensor, state: DeltaNetState | None = None, *, packing: Packing | None = None
     ) -> tuple[Tensor, DeltaNetState | None]:
         check_no_state("DeltaNet", state, packing)
+        if state is None and self._recomputes(x):
+            o, S, convolution = self._recomputing_rule(x, packing)
+            o = normalise(self.norm, o, working_dtype(x)).flatten(-2)
+            return self.to_out(o), None if S is None else DeltaNetState(S, convolution)
         q, k, v, beta, g, gate, convolution = self._inputs(x, state, packing)
         o, S = delta_rule(
             q,
@@ -118,6 +123,40 @@ class DeltaNet(Mixer):
         if gate is not None:
             o = o * F.silu(gate)
         return self.to_out(o), None if S is None else DeltaNetState(S, convolution)
+
+    def _recomputes(self, x: Tensor) -> bool:
+        """Whether `_recomputing_rule` may stand for `_inputs` and the rule, and x is large enough for it."""
+        config, convolutions = self.config, tuple(self.convolutions or ())
+        plain = not config.gated and self.output_gate is None and config.qk_activation != "relu"
+        if not (plain and convolutions and recomputes(x)):
+            return False
+        if not may_read(ShortConvolution, *convolutions):
+            return False
+        return joins(x, self.to_q, self.to_k, self.to_v, self.to_beta)
+
+    def _recomputing_rule(self, x: Tensor, packing: Packing | None):
+        """Outputs of the rule, last state, next past. The backward pass computes q, k and v again."""
+        joined = joined_product(x, (self.to_q, self.to_k, self.to_v, self.to_beta))
+        convolutions: tuple[Any, ...] = tuple(self.convolutions or ())
+        silu = self.config.qk_activation == "silu"
+        next_past = None
+        if packing is None:
+            widths = [convolution.out_channels for convolution in convolutions]
+            parts = joined[..., : sum(widths)].split(widths, dim=-1)
+            next_past = tuple(c.next_state(y) for c, y in zip(convolutions, parts, strict=True))
+        o, S = convolved_delta_rule(
+            joined,
+            [convolution.taps for convolution in convolutions],
+            self.heads,
+            self.K,
+            self.V,
+            beta_from_logits=self.beta_max,
+            householders=self.config.householders,
+            silu=(silu, silu, True),
+            output_final_state=packing is None,
+            **offsets(packing),
+        )
+        return o, S, next_past
 
     def _controls(self, x: Tensor, state: DeltaNetState | None):
         """Inputs of the recurrence: q (B, T, H, K); k, v (B, T n, H, .); beta (B, T n, H); g (B, T, H)."""

@@ -23,6 +23,7 @@ from statetrack.errors import unknown_name
 CHOICES = {"auto": None, "0": False, "1": True}
 WEIGHT_TYPES = (nn.Parameter, Tensor)
 BIAS_TYPES = (type(None), nn.Parameter, Tensor)
+RECOMPUTE_FROM = 2**26  # bytes: smaller tensors are not worth another kernel
 
 
 def _from_environment() -> bool | None:
@@ -51,6 +52,11 @@ def fused(choice: bool | None) -> Iterator[None]:
 def fuses(x: Tensor) -> bool:
     """Whether layers take their fused path for x, where their modules allow it."""
     return x.is_cuda if _choice is None else _choice
+
+
+def recomputes(x: Tensor) -> bool:
+    """Whether what is cheap to compute from x is computed again in the backward pass instead of kept."""
+    return x.numel() * x.element_size() >= RECOMPUTE_FROM
 
 
 def may_read(kind: type[nn.Module], *modules: nn.Module) -> bool:

@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from statetrack.config import added
 from statetrack.errors import UserError, unknown_name
 from statetrack.layers.deltanet import DeltaNetConfig
-from statetrack.layers.fusion import joined_product, joins, may_read
+from statetrack.layers.fusion import joined_product, joins, may_read, recomputes
 from statetrack.layers.headwise import round_up
 from statetrack.layers.initialisation import small_init, wang_init
 from statetrack.layers.mixer import Mixer, MixerConfig, Packing
 from statetrack.layers.norm import RMSNorm, normalise_sum
 from statetrack.ops.embedding import embedding
 from statetrack.ops.linear_cross_entropy import linear_cross_entropy
-from statetrack.ops.swiglu import swiglu
+from statetrack.ops.swiglu import swiglu, swiglu_product
 
 NORMS = {"rms": RMSNorm, "layer": nn.LayerNorm}
 
@@ -64,7 +64,10 @@ class SwiGLU(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         # gate and up must be equal halves of the joined product, so it cannot have padded columns
         if joins(x, self.gate, self.up) and self.gate.out_features % 4 == 0:
-            return self.down(swiglu(joined_product(x, (self.gate, self.up))))
+            gate_up = joined_product(x, (self.gate, self.up))
+            if recomputes(x) and joins(gate_up, self.down):
+                return swiglu_product(gate_up, self.down.weight)
+            return self.down(swiglu(gate_up))
         return self.down(F.silu(self.gate(x)) * self.up(x))
 
 

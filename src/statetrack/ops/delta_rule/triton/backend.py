@@ -11,6 +11,7 @@ from statetrack.ops.custom_ops import register_op, without_dispatcher
 from statetrack.ops.delta_rule.options import OPTIONS_SCHEMA, DeltaRuleOptions
 from statetrack.ops.delta_rule.reference import floor_decay
 from statetrack.ops.delta_rule.triton.launches import (
+    CHUNK_BUFFERS,
     Case,
     ChunkBackward,
     ChunkForward,
@@ -119,6 +120,18 @@ def _forward(
 ) -> list[Tensor]:
     """Outputs, last states if asked for, and what the backward reads."""
     q, k, v, beta = q.contiguous(), k.contiguous(), v.contiguous(), beta.contiguous()
+    call = _forward_call(q, k, v, beta, g, initial_state, cu_seqlens, options, save)
+    results = new_buffers(q, call.buffers)
+    out, *saved = results
+    final_state = saved.pop(0) if options.output_final_state else None
+    g = beta if g is None else g.contiguous()  # not read without a gate, but a pointer it must be
+    initial_state = None if initial_state is None else initial_state.contiguous()
+    call.run(q, k, v, beta, g, initial_state, _tables(cu_seqlens, call.case), out, final_state, saved)
+    return results
+
+
+def _forward_call(q, k, v, beta, g, initial_state, cu_seqlens, options, save) -> ShortForward | ChunkForward:
+    """The launches of the forward for such inputs, which are contiguous."""
 
     def make() -> ShortForward | ChunkForward:
         inputs = q, k, v, beta, g, initial_state, cu_seqlens
@@ -127,14 +140,27 @@ def _forward(
         return (ChunkForward if case.plan.short_forward is None else ShortForward)(case, save)
 
     key = options, save, *_key(q, v, beta, g, initial_state, cu_seqlens)
-    call = FORWARD_CALLS.get_or_make(key, make)
-    results = new_buffers(q, call.buffers)
-    out, *saved = results
-    final_state = saved.pop(0) if options.output_final_state else None
-    g = beta if g is None else g.contiguous()  # not read without a gate, but a pointer it must be
-    initial_state = None if initial_state is None else initial_state.contiguous()
-    call.run(q, k, v, beta, g, initial_state, _tables(cu_seqlens, call.case), out, final_state, saved)
-    return results
+    return FORWARD_CALLS.get_or_make(key, make)
+
+
+def can_repeat_inverses(saved: list[Tensor]) -> bool:
+    """Whether `delta_rule_inverses` gives the first two of what the forward left for the backward.
+
+    Not for short sequences, nor where the chunks of few sequences are joined in pairs.
+    """
+    return len(saved) == CHUNK_BUFFERS and saved[-1].numel() == 0
+
+
+def _inverses(q, k, v, beta, g, initial_state, cu_seqlens, options: DeltaRuleOptions) -> list[Tensor]:
+    """The inverse and A of every chunk once more, as the forward made them."""
+    q, k, v, beta = q.contiguous(), k.contiguous(), v.contiguous(), beta.contiguous()
+    call = _forward_call(q, k, v, beta, g, initial_state, cu_seqlens, options, True)
+    assert isinstance(call, ChunkForward)
+    inverse, A, inverse_norms = new_buffers(q, call.buffers[-CHUNK_BUFFERS:][:3])
+    tables = _tables(cu_seqlens, call.case)
+    gate = beta if g is None else g.contiguous()
+    call.prepare(q, k, beta, gate, inverse, A, inverse_norms, A if tables is None else tables[0])
+    return [inverse, A]
 
 
 def _backward(
@@ -196,6 +222,16 @@ def _forward_fake(*arguments: Any) -> list[Tensor]:
     return new_buffers(q, Case(q, v, g, initial_state, cu_seqlens, DeltaRuleOptions(*options)).buffers(save))
 
 
+def _inverses_real(*arguments: Any) -> list[Tensor]:
+    return _inverses(*arguments[:7], DeltaRuleOptions(*arguments[7:]))
+
+
+def _inverses_fake(*arguments: Any) -> list[Tensor]:
+    q, _, v, _, g, initial_state, cu_seqlens, *options = arguments
+    case = Case(q, v, g, initial_state, cu_seqlens, DeltaRuleOptions(*options))
+    return new_buffers(q, case.buffers(True)[-CHUNK_BUFFERS:][:2])
+
+
 def _backward_real(*arguments: Any) -> list[Tensor]:
     return _backward(*arguments[:10], DeltaRuleOptions(*arguments[10:]))
 
@@ -214,3 +250,4 @@ register_op(
     _backward_real,
     _backward_fake,
 )
+register_op(f"delta_rule_inverses({_INPUTS}, {OPTIONS_SCHEMA}) -> Tensor[]", _inverses_real, _inverses_fake)

@@ -44,6 +44,7 @@ KERNELS = {
     "gradients_q": gradients_kernel,
     "gradients_k": gradients_kernel,
 }
+CHUNK_BUFFERS = 6  # that the backward of the chunk kernels reads: the last of `Case.buffers`
 BufferSpec = tuple[tuple[int, ...], torch.dtype]  # shape and dtype of a tensor that a kernel fills
 
 

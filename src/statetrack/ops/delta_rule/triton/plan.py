@@ -29,8 +29,11 @@ OUT = "tf32x3" if INTERPRETED else "bf16x3"  # see `dot_out` in tiles.py
 
 def refuses(q: Tensor, v: Tensor) -> str | None:
     """Why the kernels cannot take these inputs, or None."""
-    if reason := no_triton(q):
-        return reason
+    return no_triton(q) or too_large(q, v)
+
+
+def too_large(q: Tensor, v: Tensor) -> str | None:
+    """Why the kernels cannot take shapes and dtype of these inputs, or None."""
     if max(q.shape[-1], v.shape[-1]) > MAX_HEAD_WIDTH:
         return f"heads are {q.shape[-1]} and {v.shape[-1]} wide, more than {MAX_HEAD_WIDTH}"
     if v.shape[1] * q.shape[2] * max(q.shape[-1], v.shape[-1]) >= 1 << 31:  # offsets have 32 bits

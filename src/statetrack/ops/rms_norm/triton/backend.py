@@ -15,6 +15,9 @@ from statetrack.ops.triton_runtime.sizes import block, processors
 MAX_WIDTH = 4096  # values of a row: a program holds whole rows
 TILE = 2048  # values of a tile
 PROGRAMS_PER_PROCESSOR = 4  # of the backward; each leaves one row of partial gradients of the weight
+# Results whose backward reads them instead of what was normalised: the linear map that follows keeps them
+# anyway, and a float32 stream is not kept at all. As precise: gradients come rounded to bfloat16 as well.
+FROM_OUT = (torch.bfloat16,)
 
 
 def rms_norm_triton(
@@ -24,7 +27,7 @@ def rms_norm_triton(
     if y is None:
         return _Norm.apply(x, weight, eps, out_dtype)
     given = x.contiguous(), y.contiguous(), weight.contiguous()
-    return torch.ops.statetrack.add_rms_norm(*given, eps, out_dtype)
+    return torch.ops.statetrack.add_rms_norm(*given, eps, out_dtype)[:2]
 
 
 def refuses(x: Tensor, y: Tensor | None) -> str | None:
@@ -54,23 +57,30 @@ def _add_forward(x: Tensor, y: Tensor, weight: Tensor, eps: float, dtype: torch.
     return _forward(x, y, weight, eps, dtype)
 
 
-def _plain_forward(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
-    return _forward(x, None, weight, eps, dtype)[1]
+def _plain_forward(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    return _forward(x, None, weight, eps, dtype)[1:]
 
 
 def _forward(x: Tensor, y: Tensor | None, weight: Tensor, eps: float, dtype: torch.dtype):
+    """s, its norm, and 1 / rms(s) for the backward, empty where that reads s."""
     rows = x.numel() // x.shape[-1]
-    constant = constants(x.shape[-1]) | {"HAS_Y": y is not None}
-    total = x if y is None else torch.empty_like(x, dtype=torch.promote_types(x.dtype, y.dtype))
-    out = torch.empty_like(x, dtype=dtype)
+    constant = constants(x.shape[-1]) | {"HAS_Y": y is not None, "FROM_OUT": dtype in FROM_OUT}
+    total, out, inverses = _empty_results(x, y, dtype)
     launch(rms_norm_kernel, (-(-rows // constant["ROWS"]),))(
-        x, x if y is None else y, weight, total, out, rows, eps, **constant
+        x, x if y is None else y, weight, total, out, inverses, rows, eps, **constant
     )
-    return total, out
+    return total, out, inverses
+
+
+def _empty_results(x: Tensor, y: Tensor | None, dtype: torch.dtype):
+    total = x if y is None else torch.empty_like(x, dtype=torch.promote_types(x.dtype, y.dtype))
+    inverses = x.new_empty(x.shape[:-1] if dtype in FROM_OUT else (0,), dtype=torch.float32)
+    return total, torch.empty_like(x, dtype=dtype), inverses
 
 
 def _backward(
     s: Tensor,
+    inverses: Tensor,
     weight: Tensor,
     dtotal: Tensor | None,
     dout: Tensor,
@@ -78,44 +88,51 @@ def _backward(
     x_dtype: torch.dtype,
     y_dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of x, of y (empty where its dtype is that of x: it is the same) and of the weight."""
+    """Gradients of x, of y (empty where its dtype is that of x: it is the same) and of the weight.
+
+    `s` is the norm's output if there are `inverses`, else the sum that was normalised.
+    """
     rows = s.numel() // s.shape[-1]
-    constant = constants(s.shape[-1])
+    constant = constants(s.shape[-1]) | {"FROM_OUT": inverses.numel() > 0}
     programs, tiles = backward_grid(rows, constant["ROWS"], processors(s.device))
-    dx, dy, _ = _empty_gradients(s, weight, dtotal, dout, eps, x_dtype, y_dtype)
+    dx, dy, _ = _empty_gradients(s, inverses, weight, dtotal, dout, eps, x_dtype, y_dtype)
     dweights = torch.empty(programs, s.shape[-1], dtype=torch.float32, device=s.device)
     constant |= {"HAS_DTOTAL": dtotal is not None, "HAS_DY": dy.numel() > 0}
     launch(rms_norm_backward_kernel, (programs,))(
-        s, weight, s if dtotal is None else dtotal.contiguous(), dout.contiguous(), dx, dy, dweights,
-        rows, eps, tiles, **constant,
+        s, inverses, weight, s if dtotal is None else dtotal.contiguous(), dout.contiguous(), dx, dy,
+        dweights, rows, eps, tiles, **constant,
     )  # fmt: skip
     return dx, dy, sum_over_programs(dweights, weight.dtype)
 
 
-def _empty_gradients(s, weight, dtotal, dout, eps, x_dtype, y_dtype):
+def _empty_gradients(s, inverses, weight, dtotal, dout, eps, x_dtype, y_dtype):
     dx = torch.empty(s.shape, dtype=x_dtype, device=s.device)
     dy = torch.empty(s.shape if y_dtype != x_dtype else (0,), dtype=y_dtype, device=s.device)
     return dx, dy, torch.empty_like(weight)
 
 
 def _fake(x, weight, eps, dtype):
-    return torch.empty_like(x, dtype=dtype)
+    return _empty_results(x, None, dtype)[1:]
 
 
 def _add_fake(x, y, weight, eps, dtype):
-    total = torch.empty_like(x, dtype=torch.promote_types(x.dtype, y.dtype))
-    return total, torch.empty_like(x, dtype=dtype)
+    return _empty_results(x, y, dtype)
 
 
-register_op("rms_norm(Tensor x, Tensor weight, float eps, ScalarType dtype) -> Tensor", _plain_forward, _fake)
 register_op(
-    "add_rms_norm(Tensor x, Tensor y, Tensor weight, float eps, ScalarType dtype) -> (Tensor, Tensor)",
+    "rms_norm(Tensor x, Tensor weight, float eps, ScalarType dtype) -> (Tensor, Tensor)",
+    _plain_forward,
+    _fake,
+)
+register_op(
+    "add_rms_norm(Tensor x, Tensor y, Tensor weight, float eps, ScalarType dtype)"
+    " -> (Tensor, Tensor, Tensor)",
     _add_forward,
     _add_fake,
 )
 register_op(
-    "rms_norm_backward(Tensor s, Tensor weight, Tensor? dtotal, Tensor dout, float eps, ScalarType x_dtype,"
-    " ScalarType y_dtype) -> (Tensor, Tensor, Tensor)",
+    "rms_norm_backward(Tensor s, Tensor inverses, Tensor weight, Tensor? dtotal, Tensor dout, float eps,"
+    " ScalarType x_dtype, ScalarType y_dtype) -> (Tensor, Tensor, Tensor)",
     _backward,
     _empty_gradients,
 )
@@ -126,37 +143,40 @@ class _Norm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, weight, eps, dtype):
-        ctx.save_for_backward(x, weight)
-        ctx.eps = eps
+        out, inverses = torch.ops.statetrack.rms_norm(x.contiguous(), weight.contiguous(), eps, dtype)
+        ctx.save_for_backward(out if dtype in FROM_OUT else x, inverses, weight)
+        ctx.eps, ctx.dtype = eps, x.dtype
         ctx.set_materialize_grads(False)
-        return x, torch.ops.statetrack.rms_norm(x.contiguous(), weight.contiguous(), eps, dtype)
+        return x, out
 
     @staticmethod
     @first_derivative_only
     def backward(ctx, dx, dout):
-        x, weight = ctx.saved_tensors
+        kept, inverses, weight = ctx.saved_tensors
         if dout is None:
             return dx, None, None, None
         dx, _, dweight = torch.ops.statetrack.rms_norm_backward(
-            x.contiguous(), weight.contiguous(), dx, dout, ctx.eps, x.dtype, x.dtype
+            kept.contiguous(), inverses, weight.contiguous(), dx, dout, ctx.eps, ctx.dtype, ctx.dtype
         )
         return dx, dweight, None, None
 
 
 def _add_setup_context(ctx, inputs, output):
-    x, y, weight, eps, _ = inputs
-    ctx.save_for_backward(output[0], weight)
+    x, y, weight, eps, dtype = inputs
+    total, out, inverses = output
+    ctx.save_for_backward(out if dtype in FROM_OUT else total, inverses, weight)
+    ctx.mark_non_differentiable(inverses)
     ctx.eps, ctx.dtypes = eps, (x.dtype, y.dtype)
     ctx.set_materialize_grads(False)
 
 
 @first_derivative_only
-def _add_gradients(ctx, dtotal, dout):
-    total, weight = ctx.saved_tensors
+def _add_gradients(ctx, dtotal, dout, _):
+    kept, inverses, weight = ctx.saved_tensors
     if dout is None:
-        dout = torch.zeros_like(total)
+        dout = torch.zeros_like(kept)
     dx, dy, dweight = torch.ops.statetrack.rms_norm_backward(
-        total, weight, dtotal, dout, ctx.eps, *ctx.dtypes
+        kept, inverses, weight, dtotal, dout, ctx.eps, *ctx.dtypes
     )
     return dx, dx if ctx.dtypes[0] == ctx.dtypes[1] else dy, dweight, None, None
 

@@ -1,0 +1,1 @@
+"""The delta rule on convolved inputs by Triton kernels of both ops."""
