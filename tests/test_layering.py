@@ -47,6 +47,7 @@ EXTRAS = {
     "ray": {"statetrack.integrations.ray"},
     "mambapy": {"statetrack.bench.cases"},
     "transformers": {"statetrack.bench.cases"},
+    "safetensors": {"statetrack.training.loop", "statetrack.training.sharded_files"},
     "sympy": {"statetrack.automata.groups"},  # comes with torch, but takes long to import
 }
 

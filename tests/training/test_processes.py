@@ -20,7 +20,7 @@ from statetrack.errors import UserError
 from statetrack.files import load_tensors
 from statetrack.run import load_run, main, run
 from statetrack.tasks import IGNORE, task
-from statetrack.training import Options, evaluate
+from statetrack.training import Options, build_model, evaluate
 from statetrack.training.protocols import WHOLE, Share
 from statetrack.training.ranks import PARALLEL, start_processes
 from statetrack.training.sharded_step import ShardedStep
@@ -135,7 +135,19 @@ def test_a_signal_to_one_rank_stops_both_at_one_step_with_one_checkpoint(paralle
     expected = ["Interrupted", f"Stopped at step {CUT} of 20; the same command goes on from there."]
     assert ended(two, f"{parallel}, stopped") == [expected, expected]
     (checkpoint,) = checkpoints(two / parallel / "to one")
-    assert checkpoint.name == f"checkpoint-{CUT:09d}.safetensors"
+    assert checkpoint.name == f"checkpoint-{CUT:09d}" + (".safetensors" if parallel == "ddp" else "")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parallel", ["fsdp", "zero2"])
+def test_each_of_two_processes_writes_its_part_of_a_checkpoint(parallel, two):
+    (checkpoint,) = checkpoints(two / parallel / "to one")
+    parts = [load_tensors(path)[0] for path in sorted(checkpoint.glob("*.safetensors"))]
+    for name, weight in build_model(SPEC).state_dict().items():
+        rows_there = [len(part[f"model.{name}"]) for part in parts if f"model.{name}" in part]
+        assert sum(rows_there) == len(weight)
+        assert max(rows_there) == -(-len(weight) // 2)
+    assert sum(part.keys() >= {"generator", "loss_sum"} for part in parts) == 1
 
 
 @pytest.mark.slow
@@ -161,7 +173,8 @@ def test_what_fails_on_one_rank_fails_on_all(two):
     diverged, full = ended(two, "diverged"), ended(two, "full disk")
     assert {kind for kind, _ in (*diverged, *full)} == {"Diverged", "OSError"}
     assert all("Try a smaller --lr" in text for _, text in diverged)
-    assert all("No space left on device" in text for _, text in full)
+    kept = "No space left on device, in the checkpoint of step 6; the last good checkpoint is "
+    assert all(text.endswith(f"{kept}{two}/full/checkpoint-000000005") for _, text in full)
     assert ended(two, "refused on rank 1") == [["UserError", "rank 1 cannot"]] * 2
 
 

@@ -44,7 +44,8 @@ def main(out: Path) -> None:
         run(file_spec(out), out / "file", options("fsdp", checkpoint_seconds=seconds))
         diverging = replace(SPEC, training=replace(SPEC.training, lr=1e30, warmup=0.0, clip=0.0))
         ended["diverged"] = _outcome(run, diverging, out / "diverged", options("ddp"))
-        ended["full disk"] = _outcome(_run_on_a_full_disk, out / "full", options("fsdp"), ranks)
+        every = options("fsdp", checkpoint_seconds=0.0)
+        ended["full disk"] = _outcome(_run_on_a_full_disk, out / "full", every, ranks)
         ended["refused on rank 1"] = _outcome(_refuse_on_rank_1, ranks)
     (out / f"rank-{ranks.rank}.json").write_text(json.dumps(ended))
 
@@ -72,16 +73,18 @@ def _stop_on_rank_1(folder, options, ranks):
 
 
 def _run_on_a_full_disk(folder, options, ranks):
-    """No checkpoint can be written from the fifth step on."""
+    """From the sixth step on rank 1 cannot write its part of a checkpoint."""
+    real = os.fsync
 
     def fail(file):
-        raise OSError(28, "No space left on device")
+        if os.readlink(f"/proc/self/fd/{file}").endswith(".safetensors"):
+            raise OSError(28, "No space left on device")
+        real(file)
 
-    real = os.fsync
     try:
         with stop_signals() as stop:
             for step, _ in enumerate(running(SPEC, folder, options, stop), 1):
-                if step == 5 and ranks.is_first:
+                if step == 5 and ranks.rank == 1:
                     os.fsync = fail
     finally:
         os.fsync = real

@@ -15,6 +15,7 @@ do (print, write) goes through `ranks.py`.
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from torch import Generator
@@ -94,6 +95,10 @@ class Store(Protocol):
     def load_latest(self, new_state: Callable[[], TrainingState], rows: list[int]) -> TrainingState | None:
         """A new state brought to the newest usable checkpoint, or None. `rows` are the steps of the rows of
         metrics that are there; a checkpoint counts on those before it."""
+        ...
+
+    def newest(self) -> Path | None:
+        """Where the newest checkpoint is, if there is one."""
         ...
 
     def finish(self, state: TrainingState) -> None:
