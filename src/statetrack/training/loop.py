@@ -31,6 +31,7 @@ from statetrack.training.sharded_step import ShardedStep, shard
 from statetrack.training.source import source_of
 from statetrack.training.state import TrainingState, new_state
 from statetrack.training.store import FileStore, ShardedStore
+from statetrack.training.throughput import Meter, append_throughput
 
 ProgressCallback = Callable[[int, dict[str, Any]], None]
 Checkpoints = Literal["whole", "sharded"]
@@ -136,6 +137,7 @@ def parts_of(spec: RunSpec, folder: Path, options: Options) -> Parts:
         steps=spec.training.steps,
         log_every=spec.training.log_every,
         eval_every=spec.evaluation.eval_every,
+        meter=Meter(spec, device, ranks) if spec.task.labels == "next" else None,
     )
 
 
@@ -159,6 +161,8 @@ def loop(parts: Parts, path: Path, options: Options, stop: threading.Event) -> R
     state = state or parts.new_state()
     log = _Log(parts, path, options, [row for row in rows if row["step"] <= state.step])
     step = parts.step(state)
+    if parts.meter is not None:
+        parts.meter.start(state.step)
     while state.step < parts.steps:
         with step.on_stream():
             step()
@@ -175,6 +179,7 @@ class _Log:
         self.parts, self.options, self.ranks, self.rows = parts, options, options.ranks, rows
         self.file = MetricsFile(path)  # rank 0 alone writes to it
         self.ranks.on_first(lambda: self.file.begin(rows))
+        self.meter, self.throughput = parts.meter, path.with_name("throughput.jsonl")
         self.guard = Guard(options.spike, parts.store.newest, self.ranks)
         self.saved_at = time.monotonic()
 
@@ -185,15 +190,18 @@ class _Log:
         evaluates = last or bool(every and state.step % every == 0)
         if evaluates or state.step % self.parts.log_every == 0:
             row = self._take_row(step)
+            speed = {} if self.meter is None else self.meter.read(state.step)
             if evaluates:
                 self.guard.check_weights(state)
-                row |= self.parts.evaluate(state)
+                with self._paused():
+                    row |= self.parts.evaluate(state)
             self.rows.append(row)
-            self.ranks.on_first(lambda: self._write(row))
+            self.ranks.on_first(lambda: self._write(row, speed))
         late = self.ranks.is_first and time.monotonic() - self.saved_at > self.options.checkpoint_seconds
         asked, late = self.ranks.agree(stop.is_set() and not last, late)
         if evaluates or asked or late:
-            self._save(state)
+            with self._paused():
+                self._save(state)
         if asked:
             raise Interrupted(
                 f"Stopped at step {state.step} of {steps}; the same command goes on from there."
@@ -225,11 +233,20 @@ class _Log:
         loss = state.loss_sum.item() / self._steps_since_row(state)
         state.loss_sum.zero_()
         self.guard.check_loss(loss, state.step, self.rows)
-        return {"step": state.step, "loss": loss, "lr": step.last_rate()}
+        row = {"step": state.step, "loss": loss, "lr": step.last_rate()}
+        if self.meter is not None and (norm := step.last_norm()) is not None:
+            row["grad_norm"] = norm
+        return row
 
-    def _write(self, row: dict[str, Any]) -> None:
+    def _write(self, row: dict[str, Any], speed: dict[str, Any]) -> None:
         self.file.append(row)
-        self.options.progress(row["step"], row)
+        if speed:
+            append_throughput(self.throughput, row["step"], speed)
+        self.options.progress(row["step"], row | speed)
+
+    def _paused(self) -> contextlib.AbstractContextManager[None]:
+        """What happens in here does not count as training time."""
+        return contextlib.nullcontext() if self.meter is None else self.meter.paused()
 
 
 @contextlib.contextmanager

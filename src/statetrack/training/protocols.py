@@ -22,6 +22,7 @@ from torch import Generator
 
 from statetrack.tasks import Batch
 from statetrack.training.state import TrainingState
+from statetrack.training.throughput import Meter
 
 
 class Share(NamedTuple):
@@ -80,6 +81,10 @@ class Step(Protocol):
         """The learning rate of the last step."""
         ...
 
+    def last_norm(self) -> float | None:
+        """The norm of the last step's gradients before clipping; None where nothing is clipped."""
+        ...
+
     def on_stream(self) -> AbstractContextManager:
         """Where everything that touches the state must run."""
         ...
@@ -121,3 +126,4 @@ class Parts:
     steps: int
     log_every: int
     eval_every: int  # 0 for the last step only
+    meter: Meter | None = None  # of a language model: rows have its gradient norm too
