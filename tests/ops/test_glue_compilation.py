@@ -87,7 +87,9 @@ def test_the_losses_of_a_linear_read_out_compile(N, dtype):
         assert compiled.registers <= 128
 
 
-@pytest.mark.parametrize(("V", "D", "dtype"), [(121, 128, "fp32"), (1000, 512, "bf16"), (32_000, 1024, "fp32")])
+@pytest.mark.parametrize(
+    ("V", "D", "dtype"), [(121, 128, "fp32"), (1000, 512, "bf16"), (32_000, 1024, "fp32")]
+)
 def test_embedding_compiles(V, D, dtype):
     constants, _ = embedding.backward_plan(17_000, V, D, processors=132)
     pointers = {"tokens": "i64", "dout": dtype, "dweights": "fp32"}

@@ -101,7 +101,7 @@ class Meter:
         self.waited += time.monotonic() - before
 
     def read(self, step: int) -> dict[str, Any]:
-        """Of the steps since the last reading; the time left is that at the pace since `start`, all in all."""
+        """Of the steps since the last reading; the time left is that at the pace since `start`."""
         now = time.monotonic()
         seconds, steps = max(now - self.since - self.waited, 1e-9), step - self.last
         rate = steps * self.tokens / seconds
