@@ -48,6 +48,8 @@ EXTRAS = {
     "mambapy": {"statetrack.bench.cases"},
     "transformers": {"statetrack.bench.cases"},
     "safetensors": {"statetrack.training.loop", "statetrack.training.sharded_files"},
+    "tensorboard": {"statetrack.integrations.loggers"},
+    "wandb": {"statetrack.integrations.loggers"},
     "sympy": {"statetrack.automata.groups"},  # comes with torch, but takes long to import
 }
 

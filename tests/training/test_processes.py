@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from process_specs import CUT, SPEC, file_spec
+from process_specs import CUT, SPEC, file_spec, text_spec
 from torch import Generator
 from torch.nn.parallel import DistributedDataParallel
 
@@ -43,7 +43,9 @@ def assert_same_run(folder, expected_folder):
     assert [row["step"] for row in ours] == [row["step"] for row in expected]
     for name in ("loss", "lr"):
         assert [row[name] for row in ours] == pytest.approx([row[name] for row in expected], rel=1e-5)
-    assert ours[-1]["accuracy"] == expected[-1]["accuracy"]
+    assert ours[-1].get("accuracy") == expected[-1].get("accuracy")
+    for name in {"grad_norm", "heldout_loss"} & expected[-1].keys():
+        assert ours[-1][name] == pytest.approx(expected[-1][name], rel=1e-5)
     weights = [load_tensors(path / "model.safetensors")[0] for path in (folder, expected_folder)]
     torch.testing.assert_close(*weights, rtol=1e-5, atol=1e-5)
 
@@ -68,6 +70,7 @@ def two(tmp_path_factory):
             for parallel in PARALLEL:
                 _cut_at_one(out / parallel / "from one")
             file_spec(out)
+            text_spec(out)
             command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
             command += [str(HERE / "two_processes.py"), str(out)]
             ran = subprocess.run(command, capture_output=True, text=True, timeout=300)
@@ -157,6 +160,32 @@ def test_sharded_weights_are_written_whole(parallel, two):
     assert done["machine"]["processes"] == f"2, {parallel}"
     spec, model = load_run(two / parallel / "whole")
     assert evaluate(model, spec, CPU)["accuracy"] == done["metrics"]["accuracy"]
+
+
+@pytest.fixture(scope="session")
+def text(two, tmp_path_factory):
+    """The folder of one process that trains the language model."""
+    folder = tmp_path_factory.mktemp("text")
+    run(text_spec(two), folder, Options(**QUIET))
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parallel", PARALLEL)
+def test_two_processes_train_the_language_model_of_one(parallel, two, text):
+    assert_same_run(two / parallel / "text/whole", text)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parallel", PARALLEL)
+def test_a_language_model_goes_on_at_the_same_number_of_processes_to_the_bit(parallel, two, text, tmp_path):
+    for name in ("metrics.jsonl", "model.safetensors"):
+        whole, cut = ((two / parallel / "text" / end / name).read_bytes() for end in ("whole", "cut"))
+        assert whole == cut
+    folder, said = shutil.copytree(two / parallel / "text/to one", tmp_path / "one"), []
+    run(text_spec(two), folder, Options(device="cpu", say=said.append))
+    assert said == ["Going on from step 5 of 8."]
+    assert_same_run(folder, text)
 
 
 @pytest.mark.slow

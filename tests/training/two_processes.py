@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from process_specs import CUT, SPEC, file_spec
+from process_specs import CUT, SPEC, file_spec, text_spec
 
 from statetrack.errors import Diverged, Interrupted, UserError
 from statetrack.run import run, running
@@ -39,6 +39,12 @@ def main(out: Path) -> None:
             run(SPEC, cut, options(parallel))
             # left there by one process
             run(SPEC, out / parallel / "from one", options(parallel))
+            text = out / parallel / "text"
+            _outcome(_stop_on_rank_1, text / "cut", options(parallel), ranks, text_spec(out), 5)
+            if ranks.is_first:
+                shutil.copytree(text / "cut", text / "to one")
+            for folder in (text / "cut", text / "whole"):
+                run(text_spec(out), folder, options(parallel))
         # whether it is time for a checkpoint is rank 0's to say: if not, they would wait for each other
         seconds = 0.0 if ranks.is_first else 1e9
         run(file_spec(out), out / "file", options("fsdp", checkpoint_seconds=seconds))
@@ -64,11 +70,11 @@ def _refuse_on_rank_1(ranks):
             raise UserError("rank 1 cannot")
 
 
-def _stop_on_rank_1(folder, options, ranks):
-    """Rank 1 hears SIGTERM after step CUT - 1, so that the run should end behind the step after it."""
+def _stop_on_rank_1(folder, options, ranks, spec=SPEC, cut=CUT):
+    """Rank 1 hears SIGTERM after step `cut` - 1, so that the run should end behind the step after it."""
     with stop_signals() as stop:
-        for step, _ in enumerate(running(SPEC, folder, options, stop), 1):
-            if step == CUT - 1 and ranks.rank == 1:
+        for step, _ in enumerate(running(spec, folder, options, stop), 1):
+            if step == cut - 1 and ranks.rank == 1:
                 os.kill(os.getpid(), signal.SIGTERM)
 
 
