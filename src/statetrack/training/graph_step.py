@@ -60,7 +60,8 @@ class GraphStep:
         self.half_weights: HalfWeights | None = None
         self.update: RecordedAdamW | None = None  # of the last step
         self.norm = torch.zeros((), device=self.device)  # of the last gradients, where `update` is None
-        packs = spec.task.labels == "last" and state.model.packs
+        # attention pads what is packed
+        packs = spec.task.labels == "last" and state.model.packs and state.model.is_recurrent
         # the reference backends take packed sequences one by one
         packs = packs and self.device.type == "cuda" and prefers_triton(state.loss_sum)
         self.packer = Packer(spec) if packs else None
