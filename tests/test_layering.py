@@ -47,6 +47,9 @@ EXTRAS = {
     "ray": {"statetrack.integrations.ray"},
     "mambapy": {"statetrack.bench.cases"},
     "transformers": {"statetrack.bench.cases"},
+    "safetensors": {"statetrack.training.loop", "statetrack.training.sharded_files"},
+    "tensorboard": {"statetrack.integrations.loggers"},
+    "wandb": {"statetrack.integrations.loggers"},
     "sympy": {"statetrack.automata.groups"},  # comes with torch, but takes long to import
 }
 

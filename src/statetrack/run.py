@@ -14,6 +14,7 @@ import contextlib
 import fcntl
 import json
 import platform
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -30,7 +31,7 @@ from statetrack.plugins import use_plugins
 from statetrack.provenance import commit
 from statetrack.spec import RunSpec
 from statetrack.training import Options, build_model, train
-from statetrack.training.loop import Running, check_options, resolve_device, stop_signals
+from statetrack.training.loop import CHECKPOINTS, Running, check_options, resolve_device, stop_signals
 from statetrack.training.ranks import (
     PARALLEL,
     Ranks,
@@ -39,7 +40,7 @@ from statetrack.training.ranks import (
     start_processes,
     under_torchrun,
 )
-from statetrack.training.store import checkpoints
+from statetrack.training.store import checkpoints, remove
 
 __all__ = ["load_run", "run"]
 
@@ -102,15 +103,16 @@ def _begin(spec: RunSpec, folder: Path, held: contextlib.ExitStack) -> dict[str,
     done = read_done(folder)
     if done is None:
         for leftover in folder.glob(f".*{PARTIAL}"):  # of a process killed while it wrote
-            leftover.unlink(missing_ok=True)
+            shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink(missing_ok=True)
         write_json(folder / "spec.json", spec.to_dict())
     return done
 
 
 def _finish(folder: Path, done: dict[str, Any]) -> dict[str, Any]:
     write_json(folder / "done.json", done)
-    for name in (*checkpoints(folder), folder / "timing.json"):
-        name.unlink(missing_ok=True)
+    for checkpoint in checkpoints(folder):
+        remove(checkpoint)
+    (folder / "timing.json").unlink(missing_ok=True)
     return done
 
 
@@ -233,6 +235,14 @@ def main(arguments: list[str] | None = None) -> None:
         "--parallel", choices=PARALLEL, help="how torchrun's processes share the work (default: ddp)"
     )
     parser.add_argument("--micro-batches", type=int, default=1, help="pieces of a process's batch (memory)")
+    parser.add_argument(
+        "--checkpoints",
+        choices=CHECKPOINTS,
+        help="one file, or one per process (default with fsdp and zero2)",
+    )
+    parser.add_argument(
+        "--spike", type=float, default=Options.spike, help="largest jump of the loss (0: any)"
+    )
     given = parser.parse_args(arguments)
     quiet = not is_first_process()
     with leaving_at_once(), exit_codes(quiet=quiet), _processes(given.device) as ranks:
@@ -247,6 +257,8 @@ def main(arguments: list[str] | None = None) -> None:
                 ranks=ranks,
                 parallel=given.parallel,
                 micro_batches=given.micro_batches,
+                checkpoints=given.checkpoints,
+                spike=given.spike,
             )
         done = run(spec, given.out, options)
         if ranks.is_first:

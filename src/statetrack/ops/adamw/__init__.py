@@ -17,6 +17,7 @@ class RecordedAdamW(Protocol):
 
     launch: Callable[[], None]  # while a graph is captured, or eagerly
     fill: Callable[[], None]  # after the capture: writes the table
+    norm: Callable[[], Tensor]  # of the last step's gradients, before clipping
 
 
 def recorded_adamw(

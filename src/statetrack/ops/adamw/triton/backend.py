@@ -85,6 +85,10 @@ class TableAdamW:
         self.table[: len(rows)].copy_(rows)
         self.decay[: len(rows)].copy_(decays)
 
+    def norm(self) -> Tensor:
+        """The norm of the gradients in the last step, before clipping; a scalar."""
+        return self.squares.sum().sqrt()
+
 
 def refuses(optimizer: torch.optim.Optimizer) -> str | None:
     """Why the kernels cannot take this optimiser's step, or None."""
