@@ -40,6 +40,7 @@ class BenchOptions:
     growth: bool = True  # on a CPU, also time lengths from 1k to 64k
     cold: bool = False  # on a GPU, start from an empty Triton cache, to time first calls
     ablation: bool = False  # on a GPU, instead: what each small fused kernel gains in a training step
+    lm: bool = False  # on a GPU, instead: whole training steps of language models
     json: Path | None = None  # write everything measured to this file, after every case
 
 
@@ -73,6 +74,13 @@ def bench(options: BenchOptions) -> None:
         from statetrack.bench.ablation import ablation_report
 
         ablation_report(chosen, keep)
+    elif options.lm:
+        if not on_gpu:
+            raise UserError("bench: --lm measures training steps on a GPU, and there is none to use here.")
+        from statetrack.bench.lm_step import lm_report
+
+        with tempfile.TemporaryDirectory() as data:
+            lm_report(options.peers, chosen, keep, Path(data))
     elif on_gpu:
         from statetrack.bench.gpu_report import gpu_report
 

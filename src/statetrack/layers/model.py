@@ -46,6 +46,7 @@ class ModelConfig:
     mixers: tuple[MixerConfig, ...] = added(())  # a pattern of mixers, repeated over the layers
     tied: bool = added(False)  # whether the head is the embedding's table
     norm_eps: float = added(1e-5)  # of the backbone's norms
+    half_stream: bool = added(False)  # under autocast, whether the sums x + ... are rounded to its dtype too
 
     def __post_init__(self) -> None:
         if self.mixers:  # equal models have equal configs, and an id, whatever `mixer` was given beside them
@@ -187,6 +188,8 @@ class Model(nn.Module):
                 f"Model: {len(state)} states for {len(self.blocks)} layers, expected what forward returned."
             )
         x, y = self._embed(tokens), None
+        if self.config.half_stream and torch.is_autocast_enabled(x.device.type):
+            x = x.to(torch.get_autocast_dtype(x.device.type))
         states, last = list(state or [None] * len(self.blocks)), len(self.blocks) - 1
         recompute = self.checkpoint_activations and torch.is_grad_enabled()
         if tokens.shape[1] > 0:  # without tokens there are no logits, and the states stay

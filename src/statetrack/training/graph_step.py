@@ -122,10 +122,10 @@ class GraphStep:
     def arithmetic(self, batch: Batch, update: RecordedAdamW | None = None) -> None:
         """Everything but the data; nothing here waits for the device once it is recorded."""
         state, clip = self.state, self.spec.training.clip
-        loss = self._loss(*self._arguments(batch))
-        state.optimizer.zero_grad()
+        state.optimizer.zero_grad()  # before the forward pass, which then has that memory
         if self.half_weights is not None:
             self.half_weights.zero_grad()
+        loss = self._loss(*self._arguments(batch))
         loss.backward()
         self.rate.copy_(self.rates.index_select(0, self.count).squeeze())
         if update is not None:
