@@ -182,8 +182,8 @@ def profile(work: Work, steps: int = 2) -> dict[str, Any]:
             work()
         torch.cuda.synchronize()
     times: dict[str, list[float]] = {}
-    for event in profiler.events():
-        if event.device_type == torch.autograd.DeviceType.CUDA:
+    for event in profiler.events() or ():
+        if event.device_type.name == "CUDA":
             times.setdefault(event.name, []).append(event.time_range.elapsed_us() / 1e3 / steps)
     kernels = [
         {"kernel": name[:120], "ms": sum(found), "calls": len(found) / steps, "category": category(name)}
