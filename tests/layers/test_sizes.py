@@ -87,7 +87,7 @@ def test_sized_presets_have_names_flags_and_a_range():
     assert model_config("deltanet-340m", eigenvalues="[0,1]").mixer.eigenvalues == "[0,1]"
     assert model_config("deltanet-340m", tied=True).tied
     _, spec = read_arguments(
-        "--task parity-dense --mixer deltanet-10m --layers 1 --eigenvalues [0,1]".split()
+        ["--task", "parity-dense", "--mixer", "deltanet-10m", "--layers", "1", "--eigenvalues", "[0,1]"]
     )
     assert (spec.model.d_model, spec.model.norm_eps, spec.model.mixer.heads) == (192, 1e-6, 3)
     assert spec.model.mixer.eigenvalues == "[0,1]"

@@ -19,11 +19,11 @@ from torch import Tensor, nn
 from statetrack.errors import UserError
 from statetrack.files import DamagedFile, load_tensors, save_tensors
 from statetrack.training import sharded_files
+from statetrack.training.initial import WEIGHTS
 from statetrack.training.ranks import Ranks
 from statetrack.training.state import TrainingState
 
 KEEP = 2  # the newest, and the one before it in case the newest is damaged
-WEIGHTS = "model.safetensors"  # the final ones
 
 
 class FileStore:
