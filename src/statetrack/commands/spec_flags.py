@@ -6,8 +6,8 @@ from typing import Any
 
 from statetrack.commands.flags import parse
 from statetrack.errors import UserError
-from statetrack.layers import ModelConfig, model_config
-from statetrack.layers.presets import with_mixer_options
+from statetrack.layers import ModelConfig
+from statetrack.layers.presets import with_attention, with_mixer_options
 
 
 def parse_parts(
@@ -36,10 +36,11 @@ def given_model(name: str, default: ModelConfig, given: Any, attention_every: st
     mixer of a hybrid."""
     options = {f.name: getattr(given.mixer, f.name) for f in fields(given.mixer)}
     changed = {key: value for key, value in options.items() if value != getattr(default.mixer, key)}
+    config = replace(default, **vars(given.model))
     if attention_every != "0":
-        every = int(attention_every) if attention_every.isdecimal() else attention_every
-        return model_config(name, attention_every=every, **vars(given.model), **changed)  # type: ignore[arg-type]
-    return with_mixer_options(name, replace(default, **vars(given.model)), changed)
+        every: Any = int(attention_every) if attention_every.isdecimal() else attention_every
+        config = with_attention(name, config, every)
+    return with_mixer_options(name, config, changed)
 
 
 def _check_flags(prog: str, parts: dict[str, Any]) -> None:
