@@ -32,17 +32,12 @@ def load_initial(model: Model, path: Path, sha256: str) -> None:
     expected = model.state_dict()
     for name in [*expected, *weights]:
         here, there = (tuple(x[name].shape) if name in x else "nothing" for x in (expected, weights))
-        if here != there and not _is_tied_head(model, name):
+        if here != there and not (model.config.tied and name == "head.weight"):
             hint = (
                 " The vocabulary of the data and of the weights must be equal." if "embedding" in name else ""
             )
             raise UserError(f"initial: {name} is {there} in {path}, expected {here}.{hint}")
     model.load_state_dict(weights)
-
-
-def _is_tied_head(model: Model, name: str) -> bool:
-    """Older files hold a tied table under both names."""
-    return model.config.tied and name == "head.weight"
 
 
 def _digest(path: Path) -> str:
