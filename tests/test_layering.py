@@ -22,7 +22,7 @@ LEVELS = (
     ("spectrum", "horizon"),
     ("training",),
     ("run",),
-    ("sweep",),
+    ("sweep", "lm"),
     ("integrations", "experiments"),
     ("report", "bench"),
     ("commands",),
@@ -45,8 +45,14 @@ EXTRAS = {
     "jinja2": {"statetrack.report.page"},
     "markupsafe": {"statetrack.report.page"},
     "ray": {"statetrack.integrations.ray"},
+    "tokenizers": {"statetrack.lm.tokenizers"},
+    "pyarrow": {"statetrack.lm.documents"},
+    "datasets": {"statetrack.lm.inputs"},
     "mambapy": {"statetrack.bench.cases"},
     "transformers": {"statetrack.bench.cases"},
+    "safetensors": {"statetrack.training.loop", "statetrack.training.sharded_files"},
+    "tensorboard": {"statetrack.integrations.loggers"},
+    "wandb": {"statetrack.integrations.loggers"},
     "sympy": {"statetrack.automata.groups"},  # comes with torch, but takes long to import
 }
 

@@ -14,7 +14,7 @@ from typing import Literal
 
 import torch
 
-from statetrack.config import from_dict, register_kind, run_id, to_dict
+from statetrack.config import added, from_dict, register_kind, run_id, to_dict
 from statetrack.errors import UserError
 from statetrack.layers import PRESETS, Model, ModelConfig
 from statetrack.tasks import Task, task
@@ -50,7 +50,8 @@ class TrainingConfig:
 class EvaluationConfig:
     """Accuracy at many lengths, on sequences fixed by `eval_seed`: the same for every training seed.
 
-    "dense" tasks report accuracy at each of `eval_lengths`; for "last" tasks they are the edges of bins.
+    "dense" tasks report accuracy at each of `eval_lengths`; for "last" tasks they are the edges of bins. A
+    corpus reports perplexity between these positions, in `eval_samples` windows of every held-out split.
     """
 
     eval_lengths: tuple[int, ...] | None = None  # the task's own when None
@@ -75,6 +76,9 @@ class RunSpec:
     training: TrainingConfig = TrainingConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     seed: int = 0
+    # the weights to start from, if not random ones: the SHA-256 of a safetensors file, and where it is
+    initial: str = added("")
+    initial_path: str = field(default="", compare=False, kw_only=True)
 
     def resolved(self) -> "RunSpec":
         """The spec with the task's defaults written out, checked."""
@@ -158,7 +162,7 @@ def _check(spec: RunSpec) -> None:
         if getattr(e, name) < least:
             raise UserError(f"evaluation: {name} is {getattr(e, name)}, expected at least {least}.")
     lengths = e.eval_lengths or ()
-    needed = 1 if spec.task.labels == "dense" else 2
+    needed = 1 if spec.task.labels in ("dense", "next") else 2
     if len(lengths) < needed or min(lengths) < shortest or list(lengths) != sorted(set(lengths)):
         raise UserError(
             f"evaluation: eval_lengths is {' '.join(map(str, lengths)) or 'empty'}, expected at least "

@@ -19,10 +19,11 @@ from statetrack.ops.checks import is_checked
 from statetrack.ops.cross_entropy import cross_entropy
 from statetrack.spec import RunSpec
 from statetrack.tasks import IGNORE, Batch
-from statetrack.training.evaluation import autocast
 from statetrack.training.half_weights import HalfWeights
+from statetrack.training.next_tokens import NextTokens
 from statetrack.training.optimizer import learning_rate, learning_rates
 from statetrack.training.packing import Packer
+from statetrack.training.precision import autocast
 from statetrack.training.protocols import WHOLE, Source
 from statetrack.training.source import read_where_labelled
 from statetrack.training.state import TrainingState
@@ -57,11 +58,14 @@ class GraphStep:
         self.graphs: dict[int, _Graph] = {}  # by width
         self.seen: dict[int, int] = {}
         self.half_weights: HalfWeights | None = None
+        self.update: RecordedAdamW | None = None  # of the last step
+        self.norm = torch.zeros((), device=self.device)  # of the last gradients, where `update` is None
         # attention pads what is packed
         packs = spec.task.labels == "last" and state.model.packs and state.model.is_recurrent
         # the reference backends take packed sequences one by one
         packs = packs and self.device.type == "cuda" and prefers_triton(state.loss_sum)
         self.packer = Packer(spec) if packs else None
+        self.next_tokens = NextTokens(spec, state.model) if spec.task.labels == "next" else None
         self.uses_graphs = graphs and self.device.type == "cuda"
         # of its own: a graph cannot be captured on the default one, and runs that share a GPU overlap
         self.stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
@@ -80,15 +84,21 @@ class GraphStep:
         self.source.prepare(self.state.step)
         if width in self.graphs:
             self.graphs[width].replay(self)
+            self.update = self.graphs[width].update
         else:
-            batch, update = self.draw(), self.recorded_update()
+            batch, self.update = self.draw(), self.recorded_update()
             if self.seen[width] <= EAGER_FIRST:
                 self._compile_kernels(batch)
-            self.arithmetic(batch, update)
+            self.arithmetic(batch, self.update)
         self.state.step += 1
 
     def last_rate(self) -> float:
         return learning_rate(self.state.step - 1, self.spec.training)
+
+    def last_norm(self) -> float | None:
+        if not self.spec.training.clip:
+            return None
+        return (self.norm if self.update is None else self.update.norm()).item()
 
     def draw(self) -> Batch:
         return self.source.batch(self.state.step, WHOLE, self.state.generator)
@@ -122,7 +132,7 @@ class GraphStep:
             update.launch()
         else:
             if clip:
-                torch.nn.utils.clip_grad_norm_(state.model.parameters(), clip)
+                self.norm.copy_(torch.nn.utils.clip_grad_norm_(state.model.parameters(), clip))
             state.optimizer.step()
         state.loss_sum += loss.detach()
         self.count += 1
@@ -141,14 +151,18 @@ class GraphStep:
     def _loss(self, inputs: Tensor, options: dict[str, Any], targets: Tensor) -> Tensor:
         model = self.half_weights or self.state.model
         with autocast(self.spec, self.device):
-            logits, _ = model(inputs, **options)
-        return cross_entropy(logits, targets, IGNORE)
+            result, _ = model(inputs, **options)
+        if self.next_tokens is not None:  # the sum of losses
+            return result / (targets != IGNORE).sum().clamp(min=1)
+        return cross_entropy(result, targets, IGNORE)
 
     def _arguments(self, batch: Batch) -> tuple[Tensor, dict[str, Any], Tensor]:
         """Tokens, the model's options, and the targets of the logits it then gives: those that count."""
         if self.packer is not None:
             packed = self.packer(batch)
             return packed.tokens, {"at": packed.at, "packing": packed.packing}, packed.targets
+        if self.next_tokens is not None:
+            return self.next_tokens(batch)
         return read_where_labelled(self.spec.task, batch)
 
     def _capture(self, width: int) -> None:

@@ -1,0 +1,1 @@
+"""Language models: text to token shards, and what is done with trained models."""
