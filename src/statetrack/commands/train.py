@@ -62,7 +62,7 @@ def read_arguments(arguments: Sequence[str]) -> tuple[TrainOptions, RunSpec]:
     _check_flags(defaults)
     description = (
         f"Train on --task {task_name} ({', '.join(TASKS)}, or regex:PATTERN, dfa:FILE.json, group:NAME, "
-        f"jsonl:FILE) with --mixer {mixer_name} ({', '.join(PRESETS)}). "
+        f"jsonl:FILE, corpus:DIR) with --mixer {mixer_name} ({', '.join(PRESETS)}). "
         "--plugin FILE.py, or a module, adds tasks and mixers of your own."
     )
     arguments_class = make_dataclass(
