@@ -227,6 +227,15 @@ def test_the_command_trains_prints_and_logs(data, tmp_path, capsys):
     assert RunSpec.from_dict(json.loads(capsys.readouterr().out)).id == RunSpec.load(out / "spec.json").id
 
 
+def test_help_needs_neither_model_nor_data(capsys):
+    with pytest.raises(SystemExit) as end:
+        cli.main(["lm", "pretrain", "--help"])
+    assert end.value.code == 0
+    printed = capsys.readouterr().out
+    for flag in ("--context", "--eigenvalues", "--micro-batches", "--spike", "--weight-decay"):
+        assert flag in printed
+
+
 @pytest.mark.slow
 def test_the_command_is_one_of_torchruns_processes(data, tmp_path):
     with socket.socket() as free:

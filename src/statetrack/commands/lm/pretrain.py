@@ -12,12 +12,12 @@ from statetrack.config import from_dict
 from statetrack.errors import UserError
 from statetrack.exit_codes import exit_codes
 from statetrack.integrations.loggers import logging_to
-from statetrack.layers import ModelConfig, model_config
+from statetrack.layers import SIZED_PRESETS, ModelConfig, model_config
 from statetrack.layers.presets import preset_names, with_mixer_options
 from statetrack.lm.embedded import embedded_corpus
 from statetrack.lm.specs import CONTEXT, EVALUATION, PAPER, TRAINING
 from statetrack.lm.tokenizers import check_same_tokenizer
-from statetrack.plugins import find
+from statetrack.plugins import find, load_plugins
 from statetrack.run import RESULTS, TOKENIZER, print_row, processes, run
 from statetrack.spec import RunSpec
 from statetrack.tasks import Corpus
@@ -27,6 +27,8 @@ from statetrack.training.loop import resolve_device
 from statetrack.training.ranks import Ranks, is_first_process, leaving_at_once
 
 PAPER_PREFIX = "paper:"
+EXAMPLE = "deltanet-60m"
+_ANY = Corpus("DIR", sha256="-", context=CONTEXT, vocabulary=257)  # stands for data that --help does not need
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,13 @@ def read_arguments(arguments: Sequence[str], ranks: Ranks | None = None) -> tupl
     extend, rest = take(rest, "--extend", None)
     every, rest = take(rest, "--attention-every", "0")
     device, _ = take(rest, "--device", "auto")
-    default = _default(name, data, extend, device, ranks or Ranks())
+    if {"-h", "--help"} & {*rest}:
+        load_plugins()  # to list their names
+        default = RunSpec(
+            _ANY, model_config(name if name in SIZED_PRESETS else EXAMPLE), TRAINING, EVALUATION
+        )
+    else:
+        default = _default(name, data, extend, device, ranks or Ranks())
     corpus = default.task
     assert isinstance(corpus, Corpus)
     parts: dict[str, Any] = {
@@ -133,7 +141,7 @@ def _default(name: str | None, data: str | None, extend: str | None, device: str
     if extend is not None:
         return _extended(Path(extend), name, data)
     if name is None:
-        raise UserError("lm pretrain needs a spec, a preset or paper:NAME, for example deltanet-60m.")
+        raise UserError(f"lm pretrain needs a spec, a preset or paper:NAME, for example {EXAMPLE}.")
     if name.endswith(".json") or Path(name).is_file():
         return _from_file(Path(name), data)
     folder = data if data is not None else ranks.on_first(lambda: str(embedded_corpus()))
