@@ -5,7 +5,6 @@ step at width 128. Here the kernel that updates a weight also writes its copy, a
 The numbers are autocast's own: the same rounding, at another time.
 """
 
-from collections import Counter
 from typing import Any
 
 import torch
@@ -14,21 +13,20 @@ from torch.func import functional_call
 
 
 class HalfWeights:
-    """The model with its linear maps on bfloat16 copies. Whoever updates a weight must update its copy.
-
-    A weight that several modules share, such as a tied head's, has no copy: the embedding reads it in
-    float32, so that its gradient has two parts, and autocast adds them up in float32.
-    """
+    """The model with its linear maps on bfloat16 copies. Whoever updates a weight must update its copy."""
 
     def __init__(self, model: nn.Module):
         self.model = model
         self.copies: dict[str, Tensor] = {}  # by name of the weight
         self.of: dict[Tensor, Tensor] = {}  # by the weight itself
-        uses = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
+        # a tied head: autocast casts it, because the embedding reads the same weight in float32
+        embedded = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
         for name, module in model.named_modules():
             if not isinstance(module, nn.Linear) or type(module.weight) is not nn.Parameter:
                 continue  # a parametrised or quantised weight is computed, not stored: autocast casts it
-            if module.weight.dtype == torch.float32 and uses[id(module.weight)] == 1:
+            if id(module.weight) in embedded:
+                continue
+            if module.weight.dtype == torch.float32:
                 copy = module.weight.detach().bfloat16().requires_grad_()
                 self.copies[f"{name}.weight"] = self.of[module.weight] = copy
 
