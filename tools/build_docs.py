@@ -46,6 +46,7 @@ MODULES = (
     "statetrack.run",
     "statetrack.training",
     "statetrack.sweep",
+    "statetrack.lm.extend",
     "statetrack.lm.shards",
     "statetrack.lm.specs",
     "statetrack.lm.tokenize",
