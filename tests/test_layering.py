@@ -25,6 +25,7 @@ LEVELS = (
     ("sweep",),
     ("integrations", "experiments"),
     ("report", "bench"),
+    ("reproduce",),
     ("commands",),
     ("cli",),
 )

@@ -45,6 +45,7 @@ MODULES = (
     "statetrack.run",
     "statetrack.training",
     "statetrack.sweep",
+    "statetrack.reproduce",
     "statetrack.plugins",
 )
 PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/**/*.md")

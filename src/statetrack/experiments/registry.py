@@ -8,6 +8,9 @@ ITEMS: dict[str, Item] = {
     item.name: item
     for item in (fig_parity.ITEM, tab_chomsky.TABLE, tab_chomsky.LENGTH_FIGURE, fig_s5.ITEM, fig_z60.ITEM)
 }
+# Which of them matter more, for runs that matter equally within their item. The length figure shares the
+# runs of the table.
+BY_IMPORTANCE = (tab_chomsky.TABLE, tab_chomsky.LENGTH_FIGURE, fig_s5.ITEM, fig_z60.ITEM, fig_parity.ITEM)
 
 
 def item(name: str) -> Item:

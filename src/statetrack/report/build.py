@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from statetrack.files import write_atomically
+from statetrack.report.coverage import partial
 from statetrack.report.item_figures import item_figure, learning_curves
 from statetrack.report.page import write_page
 from statetrack.report.results import ItemResults, Result
 from statetrack.report.summary import judge, summarise
-from statetrack.report.text import coverage, scale_words, table
+from statetrack.report.text import judged_on, measure_words, scale_words, table
 
 
 def write_report(results: ItemResults, folder: Path) -> Path:
@@ -32,8 +33,9 @@ def write_report(results: ItemResults, folder: Path) -> Path:
         label=results.item.paper_label,
         scale=results.scale,
         scale_words=scale_words(results.scale),
-        coverage=coverage(results),
-        measure=_measure_words(results),
+        coverage=partial(results),
+        judged_on=judged_on(results),
+        measure=measure_words(results.item.measure, rows),
         columns=columns,
         lines=lines,
         ours=[row.run.ours for row in rows],
@@ -54,26 +56,13 @@ def write_overview(pages: Sequence[tuple[ItemResults, Path]], folder: Path) -> P
             "title": results.item.what,
             "name": f"{results.item.name}, {results.scale}",
             "link": Path(os.path.relpath(page, folder)).as_posix(),
-            "finished": f"{len(results.finished)} of {len(results.results)} runs",
+            "finished": f"{len(results.finished)} of {len(results.planned)} runs",
         }
         for results, page in pages
     ]
     path = folder / "index.html"
     write_page(path, "overview.html", figure=b"", entries=entries)
     return path
-
-
-def _measure_words(results: ItemResults) -> str:
-    if results.item.measure == "reach":
-        return (
-            "Reach: the longest evaluated length, in tokens, up to which at least 90 % of the test "
-            "sequences are right at every position. 0 where even the shortest is not reached."
-        )
-    return (
-        "Scaled accuracy over all evaluation lengths: 0 is guessing, 1 is perfect. Best, median and median "
-        "absolute deviation (MAD) are over seeds at the learning rate with the best median; the difference "
-        "compares best with best, or median with median where the paper prints no best."
-    )
 
 
 def _hardware(finished: Sequence[Result]) -> list[dict[str, str]]:
