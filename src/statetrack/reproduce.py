@@ -18,7 +18,7 @@ from statetrack.errors import UserError
 from statetrack.exit_codes import exit_codes
 from statetrack.experiments.item import SCALES, Item, LabelledRun, Scale
 from statetrack.experiments.order import STAGES, Order, Scored
-from statetrack.experiments.registry import BY_IMPORTANCE, item
+from statetrack.experiments.registry import BY_IMPORTANCE, ITEMS, item
 from statetrack.plugins import use_plugins
 from statetrack.report.coverage import counts, missing
 from statetrack.report.results import ItemResults, Result, merge, read_index, read_kept, write_index
@@ -180,8 +180,8 @@ def _jobs(parts: Sequence[Part], options: ReproduceOptions) -> tuple[list[Job], 
         kept = {result.run.spec for result in finished if result.folder is None}
         for run in part.runs:
             folder = options.runs_folder / run.id
-            if run.spec not in kept:  # items may share runs: the first one has them
-                jobs.setdefault(folder, (Job(name_of(run), run.spec, folder), part, run))
+            if run.spec not in kept:
+                jobs[folder] = Job(name_of(run), run.spec, folder), part, run
     return [job for job, _, _ in jobs.values()], _Ordering(known, jobs)
 
 
@@ -248,8 +248,8 @@ def _carry_out(
 
 
 def print_coverage(parts: Sequence[Part]) -> None:
-    """How many cells are covered, and what the paper's cells lack; once for items with the same runs."""
-    for part in list({part.item.runs: part for part in reversed(parts)}.values())[::-1]:
+    """How many cells are covered, and what the paper's cells lack."""
+    for part in parts:
         results = part.results()
         print(f"\n{counts(results)}.", *(f"  {line}" for line in missing(results)), sep="\n", flush=True)
 
@@ -257,7 +257,7 @@ def print_coverage(parts: Sequence[Part]) -> None:
 def main(arguments: list[str] | None = None) -> None:
     """The command line without extras: no tyro, no pages, no pictures."""
     parser = argparse.ArgumentParser(prog="python -m statetrack.reproduce", description=__doc__)
-    parser.add_argument("name", help=f"an item, or {EVERYTHING}: {', '.join(i.name for i in BY_IMPORTANCE)}")
+    parser.add_argument("name", help=f"{', '.join(ITEMS)}, or {EVERYTHING}")
     parser.add_argument("--scale", choices=SCALES, default=ReproduceOptions.scale)
     parser.add_argument("--minutes", type=float, help="write checkpoints and stop after this time")
     parser.add_argument("--workers", type=int, default=1, help="processes on this machine")

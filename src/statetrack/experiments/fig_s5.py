@@ -190,8 +190,7 @@ ITEM = Item(
     claims=CLAIMS,
     differences=DIFFERENCES,
     headline=HEADLINE,
-    settings={
-        EPS_LABEL.format(model.label): (model.label, "eps 1e-6") for model in models() if not model.ours
-    },
+    settings={EPS_LABEL.format(m.label): (m.label, "eps 1e-6") for m in models() if not m.ours}
+    | {DECAYING_LABEL: (DECAYING_LABEL, "")},
     default_setting="eps 1e-8",
 )

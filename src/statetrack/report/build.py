@@ -11,8 +11,11 @@ from statetrack.report.coverage import partial
 from statetrack.report.item_figures import item_figure, learning_curves
 from statetrack.report.page import write_page
 from statetrack.report.results import ItemResults, Result
+from statetrack.report.run_details import machines
 from statetrack.report.summary import judge, summarise
 from statetrack.report.text import judged_on, measure_words, scale_words, table
+
+DIFFERENCE = "The difference compares best with best, or median with median where the paper prints no best."
 
 
 def write_report(results: ItemResults, folder: Path) -> Path:
@@ -35,13 +38,13 @@ def write_report(results: ItemResults, folder: Path) -> Path:
         scale_words=scale_words(results.scale),
         coverage=partial(results),
         judged_on=judged_on(results),
-        measure=measure_words(results.item.measure, rows),
+        measure=f"{measure_words(results.item.measure, rows)} {DIFFERENCE}",
         columns=columns,
         lines=lines,
         ours=[row.run.ours for row in rows],
         verdicts=[{"text": str(v), "holds": v.holds} for v in judge(results, rows)],
         differences=results.item.differences[results.scale],
-        hardware=_hardware(results.finished),
+        hardware=machines(results.finished),
         runs=[_run(result) for result in results.results],
     )
     return page
@@ -63,22 +66,6 @@ def write_overview(pages: Sequence[tuple[ItemResults, Path]], folder: Path) -> P
     path = folder / "index.html"
     write_page(path, "overview.html", figure=b"", entries=entries)
     return path
-
-
-def _hardware(finished: Sequence[Result]) -> list[dict[str, str]]:
-    """Per kind of machine: the number of runs and their total time."""
-    seconds: dict[str, list[float]] = {}
-    for result in finished:
-        done = result.done or {}
-        machine = done.get("machine", {})
-        parts = [machine.get("device", "unknown device"), machine.get("processor", "")]
-        parts.append(f"Python {machine.get('python')}, torch {machine.get('torch')}")
-        words = "; ".join(part for part in parts if part)
-        seconds.setdefault(words, []).append(float(done.get("seconds", 0)))
-    return [
-        {"machine": words, "runs": f"{len(values)}", "time": f"{sum(values) / 60:.1f} min"}
-        for words, values in sorted(seconds.items())
-    ]
 
 
 def _run(result: Result) -> dict[str, Any]:

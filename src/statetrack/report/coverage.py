@@ -57,7 +57,7 @@ def _rates(rows: Sequence[Row]) -> str:
 
 
 def counts(results: ItemResults) -> str:
-    """ "fig-s5: 3 of 72 cells of the paper with 3 seeds, 1 with fewer; 0 of 25 of ours; 10 of 291 runs" """
+    """ "fig-z60: 3 of 18 cells of the paper with 1 seed; 0 of 12 of ours with 1 seed; 3 of 30 runs" """
     rows = summarise(results, everything=True)
     paper, ours = ([row for row in rows if row.run.ours == side] for side in (False, True))
     parts = []
@@ -65,8 +65,7 @@ def counts(results: ItemResults) -> str:
         if group:
             whole = sum(row.complete for row in group)
             fewer = sum(bool(row.tried) for row in group) - whole
-            with_seeds = "" if whose == "of ours" and not whole else f" with {_seeds(group)}"
-            parts.append(f"{whole} of {len(group)} {whose}{with_seeds}")
+            parts.append(f"{whole} of {len(group)} {whose} with {_seeds(group)}")
             parts[-1] += f", {fewer} with fewer" if fewer else ""
     parts.append(f"{len(results.finished)} of {len(results.planned)} runs")
     return f"{results.item.name}: {'; '.join(parts)}"

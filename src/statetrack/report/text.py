@@ -75,8 +75,7 @@ def measure_words(measure: str, rows: list[Row]) -> str:
             )
         else:
             text += " at the learning rate with the best median of those that were run"
-    text += "; the difference compares best with best, or median with median where the paper prints no best."
-    return text
+    return f"{text}."
 
 
 def table(rows: list[Row], measure: str) -> tuple[list[str], list[list[str]]]:
