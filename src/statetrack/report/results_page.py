@@ -18,7 +18,8 @@ from statetrack.report.cells import KINDS, Cell, cells_of
 from statetrack.report.coverage import partial
 from statetrack.report.item_figures import item_figure
 from statetrack.report.page import write_page
-from statetrack.report.results import ItemResults, Result
+from statetrack.report.records import RECORDS
+from statetrack.report.results import ItemResults, Result, read_index
 from statetrack.report.run_details import Table, details, machines
 from statetrack.report.summary import judge, summarise
 from statetrack.report.text import judged_on, measure_words, scale_words
@@ -83,21 +84,30 @@ class Section:
 
 def write_results_page(reports: Sequence[tuple[ItemResults, Path]], folder: Path) -> tuple[Path, Path]:
     """Write folder/README.md, of which only the generated part changes, and folder/report.html."""
+    sections = sections_of(reports, folder)
+    readme, page = folder / README, folder / PAGE
+    write_text(readme, put(readme, markdown(sections, folder), folder))
+    _write_html(sections, page)
+    return readme, page
+
+
+def sections_of(reports: Sequence[tuple[ItemResults, Path]], folder: Path) -> list[Section]:
+    """A section for every item: of the results given with their pages, else of those kept in the folder."""
     scales = {results.scale for results, _ in reports}
     if len(scales) != 1:
         raise UserError(
             f"report: --page takes results of one scale, these are of {', '.join(sorted(scales))}."
         )
-    found = {results.item.name: (results, page) for results, page in reports}
     (scale,) = scales
+    found: dict[str, tuple[ItemResults, Path | None]] = {r.item.name: (r, page) for r, page in reports}
     sections = []
     for of in BY_IMPORTANCE:
+        kept = folder / of.name / scale
+        if of.name not in found and (kept / RECORDS).exists():
+            found[of.name] = read_index(kept), kept / PAGE if (kept / PAGE).exists() else None
         results, page = found.get(of.name, (ItemResults(of, scale, []), None))
         sections.append(Section(results, page, cells_of(results)))
-    readme, page = folder / README, folder / PAGE
-    write_text(readme, _put(readme, _markdown(sections, folder), folder))
-    _write_html(sections, page)
-    return readme, page
+    return sections
 
 
 def _panel(title: str, cells: list[Cell]) -> Panel:
@@ -138,7 +148,8 @@ KEY = (
 )
 
 
-def _markdown(sections: Sequence[Section], folder: Path) -> str:
+def markdown(sections: Sequence[Section], folder: Path) -> str:
+    """The generated part of the README; links are relative to the folder."""
     scale = sections[0].results.scale
     lines = [f"All numbers below are of runs at {scale_words(scale)}. {KEY}", ""]
     lines += [*_summary(sections).markdown(), "", f"The same with figures: [{PAGE}]({PAGE}).", ""]
@@ -167,7 +178,7 @@ def _finished(sections: Sequence[Section]) -> list[Result]:
     return [result for section in sections for result in section.results.finished]
 
 
-def _put(path: Path, generated: str, folder: Path) -> str:
+def put(path: Path, generated: str, folder: Path) -> str:
     """The text of the file with the generated part replaced, or added at its end."""
     begin = BEGIN.format(folder.as_posix())
     block = f"{begin}\n\n{generated}\n{END}"
