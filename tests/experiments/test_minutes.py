@@ -56,13 +56,14 @@ def test_all_is_every_item_once_and_its_words_may_miss_some(tmp_path, capsys):
     assert "Every run is finished." in capsys.readouterr().out
 
 
-@pytest.fixture
-def kept(tmp_path):
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
     """A folder as docs/results: seed 0 of fig-parity, finished elsewhere."""
-    elsewhere = tmp_path / "elsewhere"
-    reproduce("fig-parity", ReproduceOptions("smoke", out=elsewhere, device="cpu", only="'seed 0'"))
-    export(read_index(elsewhere / "fig-parity/smoke"), tmp_path / "kept/fig-parity/smoke")
-    return tmp_path / "kept"
+    folder = tmp_path_factory.mktemp("kept")
+    out = folder / "elsewhere"
+    reproduce("fig-parity", ReproduceOptions("smoke", out=out, device="cpu", only="'seed 0'"))
+    export(read_index(out / "fig-parity/smoke"), folder / "fig-parity/smoke")
+    return folder
 
 
 def test_kept_results_are_repeated_unless_they_are_named(kept, tmp_path, capsys):

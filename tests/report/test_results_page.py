@@ -155,7 +155,7 @@ def test_full_s5_in_one_layer_has_its_own_setting(tmp_path):
 
 
 def test_the_committed_page_is_what_the_committed_runs_give():
-    """After new runs: `statetrack report docs/results/*/paper --page docs/results`, in the repository's root."""
+    """After new runs: `statetrack report docs/results/*/paper --page docs/results` in the root folder."""
     reports = [
         (read_index(path.parent), path.parent / "report.html") for path in DOCS.glob(f"*/paper/{RECORDS}")
     ]
