@@ -112,6 +112,7 @@ def test_the_page_of_one_rate_says_what_it_covers_and_claims_no_choice(tmp_path)
     assert "best median" not in page
     assert "<td>1 of 4</td>" in page
     assert "judged on the runs that there are" in page
+    assert "<li>not run: Mod. arithmetic with brackets: all</li>" in page
 
 
 def test_counts_tell_the_papers_cells_from_ours(tmp_path):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from statetrack.files import write_atomically
-from statetrack.report.coverage import partial
+from statetrack.report.coverage import missing, partial
 from statetrack.report.item_figures import item_figure, learning_curves
 from statetrack.report.page import write_page
 from statetrack.report.results import ItemResults, Result
@@ -37,6 +37,7 @@ def write_report(results: ItemResults, folder: Path) -> Path:
         scale=results.scale,
         scale_words=scale_words(results.scale),
         coverage=partial(results),
+        missing=missing(results),
         judged_on=judged_on(results),
         measure=f"{measure_words(results.item.measure, rows)} {DIFFERENCE}",
         columns=columns,
