@@ -25,6 +25,7 @@ LEVELS = (
     ("sweep", "lm"),
     ("integrations", "experiments"),
     ("report", "bench"),
+    ("reproduce",),
     ("commands",),
     ("cli",),
 )

@@ -52,6 +52,7 @@ MODULES = (
     "statetrack.lm.tokenize",
     "statetrack.lm.tokenizers",
     "statetrack.integrations.loggers",
+    "statetrack.reproduce",
     "statetrack.plugins",
 )
 PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/**/*.md")

@@ -18,7 +18,7 @@ from statetrack.experiments.registry import ITEMS
 from statetrack.report.records import LOSS_FLOOR, MOST_ROWS, RECORDS, Record, read_records, thin
 from statetrack.report.results import INDEX, export, merge, read_index, write_index
 from statetrack.report.text import as_text
-from statetrack.spec import TrainingConfig
+from statetrack.spec import RunSpec, TrainingConfig
 
 KEPT = sorted((Path(__file__).parents[2] / "docs/results").glob("*/*/" + RECORDS))
 
@@ -89,7 +89,7 @@ def test_a_line_holds_the_whole_run(pretend, tmp_path):
     assert len(lines) == len(results.results)
     for line, result in zip(lines, results.results, strict=True):
         assert (line["item"], line["scale"], line["id"]) == ("fig-parity", "quick", result.run.id)
-        assert line["spec"] == result.run.spec.to_dict()
+        assert RunSpec.from_dict(line["spec"]) == result.run.spec
         assert {"metrics", "seconds", "machine", "commit"} & {*line} == {*result.done} - {"id"}
         assert line["metrics"] == result.done["metrics"]
         assert [row["step"] for row in line["curve"]] == [1, 2]

@@ -65,9 +65,11 @@ def test_the_majority_baseline_stands_beside_every_score(pretend):
 def test_a_report_says_how_many_runs_it_lacks(pretend):
     folder = pretend("fig-parity", "quick", lambda run: 1.0, lambda run: run.spec.seed < 2, every=2)
     text = as_text(read_index(folder))
-    assert text.splitlines()[1] == "4 of the 6 runs of this scale are not finished or not included."
+    assert text.splitlines()[1] == (
+        "2 of 6 runs: 0 of 2 cells (a model on a task) with 3 seeds, 2 with fewer."
+    )
     whole = pretend("fig-parity", "quick", lambda run: 1.0)
-    assert "not included" not in as_text(read_index(whole))
+    assert " of 6 runs" not in as_text(read_index(whole))
 
 
 @pytest.mark.parametrize("name", ["fig-parity", "tab-chomsky", "fig-chomsky-length", "fig-s5", "fig-z60"])
@@ -85,7 +87,7 @@ def test_a_report_is_complete_self_contained_and_the_same_when_rebuilt(name, pre
     results = read_index(folder)
     assert not re.search(r"https?://|<script|src=\"(?!data:)", page)
     assert "QUICK scale" in page
-    assert "are not finished" in page
+    assert f"{len(results.finished)} of {len(results.results)} runs: " in page
     assert all(result.run.id in page for result in results.results)
     assert page.count("<pre>") == len(results.results)
     assert "CPU, 1 threads" in page

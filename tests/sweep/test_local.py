@@ -111,6 +111,44 @@ def test_control_c_leaves_checkpoints_and_the_same_call_goes_on(tmp_path):
     ]
 
 
+def test_when_the_time_is_up_runs_write_checkpoints_and_the_same_call_goes_on(tmp_path, monkeypatch):
+    """The clock jumps to the end as soon as the runs are under way."""
+    planned = jobs(tmp_path, 3, steps=100)
+    real, ahead = time.monotonic, [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: real() + ahead[0])
+
+    def jump(job, step):
+        if step >= 10:
+            ahead[0] = 1000.0
+
+    assert sweep(planned, 1, "cpu", Recorder(jump), 2, seconds=900.0) == []
+    assert [bool(list(job.folder.glob("checkpoint-*.safetensors"))) for job in planned] == [True, True, False]
+    assert not any((job.folder / "done.json").exists() for job in planned)
+    assert sweep(planned, 1, "cpu", None, 2) == []
+    assert "Going on from step" in planned[0].log.read_text()
+    assert all((job.folder / "done.json").exists() for job in planned)
+
+
+def test_the_jobs_that_wait_are_sorted_again_whenever_a_run_has_ended(tmp_path):
+    """The order depends on what has finished: then the last seed comes first."""
+    planned, asked = jobs(tmp_path, 4), []
+
+    def order(pending):
+        asked.append(len(pending))
+        return sorted(pending, key=lambda job: job.spec.seed, reverse=len(pending) < 4)
+
+    monitor = Recorder()
+    assert sweep(planned, 1, "cpu", monitor, order=order) == []
+    assert [job.spec.seed for job in monitor.ended] == [0, 3, 2, 1]
+    assert asked == [4, 3, 2, 1, 0]
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan")])
+def test_no_time_is_a_mistake(seconds, tmp_path):
+    with pytest.raises(UserError, match="expected more than 0"):
+        sweep(jobs(tmp_path), seconds=seconds)
+
+
 def test_runs_that_take_turns_in_one_worker_compute_what_they_compute_alone(tmp_path):
     """More runs than turns: the fourth begins when one of the first three has ended."""
     alone, shared = jobs(tmp_path / "alone", 4), jobs(tmp_path / "shared", 4)

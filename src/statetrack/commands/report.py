@@ -9,6 +9,7 @@ from statetrack.errors import UserError
 from statetrack.report.build import write_overview, write_report
 from statetrack.report.records import RECORDS
 from statetrack.report.results import ItemResults, export, merge, read_index
+from statetrack.report.results_page import write_results_page
 from statetrack.report.text import as_text
 
 
@@ -21,6 +22,9 @@ class ReportOptions:
 
     out: Path = Path("results/report")  # where merged reports and the overview of several items go
     export: Path | None = None  # add the finished runs to EXPORT/ITEM/SCALE/runs.jsonl, report beside it
+    page: Path | None = (
+        None  # write PAGE/README.md, between its markers, and PAGE/report.html: all items in one
+    )
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -37,14 +41,21 @@ def main(arguments: Sequence[str]) -> None:
     for (name, scale), parts in groups.items():
         results = merge([part for _, part in parts])
         if not results.finished:
-            raise UserError(f"report: {parts[0][0]} lists no finished run yet.")
+            if len(groups) == 1:
+                raise UserError(f"report: {parts[0][0]} lists no finished run yet.")
+            print(f"{parts[0][0]} lists no finished run yet: left out.\n")
+            continue
         target = parts[0][0] if len(parts) == 1 else options.out / name / scale
         if options.export is not None:
             target = options.export / name / scale
             results = _export(results, target)
         pages.append((results, write_report(results, target)))
         print(as_text(results), f"\n\nSee {pages[-1][1]}\n")
-    if len(pages) > 1:
+    if not pages:
+        raise UserError("report: none of the folders lists a finished run yet.")
+    if options.page is not None:
+        print("All of them in one page:", *write_results_page(pages, options.page))
+    elif len(pages) > 1:
         print(f"All of them: {write_overview(pages, options.out)}")
 
 

@@ -1,8 +1,9 @@
 """What an item of the paper is: labelled runs at three scales, the published numbers, the differences."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from statistics import median
 from typing import Any, Literal
 
 from statetrack.errors import unknown_name
@@ -11,6 +12,7 @@ from statetrack.spec import RunSpec
 
 Scale = Literal["smoke", "quick", "paper"]
 SCALES: tuple[Scale, ...] = ("smoke", "quick", "paper")
+Comparison = Literal["agrees", "higher", "lower"]
 PRECISION = "Layers in bfloat16, recurrences in float32 (the paper does not say)."
 
 
@@ -62,6 +64,25 @@ class Published:
     text: str
     best: float | None = None
     median: float | None = None
+    at_most: float | None = None  # where the paper gives only an upper bound
+    tolerance: float = 0.05  # differences up to this count as agreement
+
+    def compare(self, scores: Sequence[float]) -> Comparison | None:
+        """How the scores of our seeds compare with the paper's numbers; None where it gives words only.
+
+        "lower" if our best or our median is below the paper's by more than the tolerance; else "higher" if
+        one of them is above it by more; else "agrees".
+        """
+        if not scores:
+            return None
+        pairs = ((max(scores), self.best), (median(scores), self.median))
+        off = [ours - theirs for ours, theirs in pairs if theirs is not None]
+        off += [] if self.at_most is None else [max(0.0, max(scores) - self.at_most)]
+        if not off:
+            return None
+        if min(off) < -self.tolerance:
+            return "lower"
+        return "higher" if max(off) > self.tolerance else "agrees"
 
 
 @dataclass(frozen=True)
@@ -90,6 +111,11 @@ class Item:
     paper: Mapping[tuple[str, str], Published]
     claims: tuple[Claim, ...]
     differences: Mapping[str, tuple[str, ...]]  # by scale
+    headline: tuple[tuple[str, str], ...] = ()  # panel and label of the cells to run first (see order.py)
+    first_rate: float | None = None  # of a cell with several learning rates; the first one listed when None
+    # (label, name of the setting) by the label of a row that repeats another one with a changed setting
+    settings: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    default_setting: str = ""  # the name of the setting of all other rows, where some have another
 
 
 def check_scale(scale: str) -> None:

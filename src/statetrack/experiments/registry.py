@@ -8,6 +8,8 @@ ITEMS: dict[str, Item] = {
     item.name: item
     for item in (fig_parity.ITEM, tab_chomsky.TABLE, tab_chomsky.LENGTH_FIGURE, fig_s5.ITEM, fig_z60.ITEM)
 }
+# What "all" stands for, what matters more first. The length figure is another view of the table's runs.
+BY_IMPORTANCE = (tab_chomsky.TABLE, fig_s5.ITEM, fig_z60.ITEM, fig_parity.ITEM)
 
 
 def item(name: str) -> Item:

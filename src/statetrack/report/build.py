@@ -7,11 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from statetrack.files import write_atomically
+from statetrack.report.coverage import missing, partial
 from statetrack.report.item_figures import item_figure, learning_curves
 from statetrack.report.page import write_page
 from statetrack.report.results import ItemResults, Result
+from statetrack.report.run_details import machines
 from statetrack.report.summary import judge, summarise
-from statetrack.report.text import coverage, scale_words, table
+from statetrack.report.text import judged_on, measure_words, scale_words, table
+
+DIFFERENCE = "The difference compares best with best, or median with median where the paper prints no best."
 
 
 def write_report(results: ItemResults, folder: Path) -> Path:
@@ -32,14 +36,16 @@ def write_report(results: ItemResults, folder: Path) -> Path:
         label=results.item.paper_label,
         scale=results.scale,
         scale_words=scale_words(results.scale),
-        coverage=coverage(results),
-        measure=_measure_words(results),
+        coverage=partial(results),
+        missing=missing(results),
+        judged_on=judged_on(results),
+        measure=f"{measure_words(results.item.measure, rows)} {DIFFERENCE}",
         columns=columns,
         lines=lines,
         ours=[row.run.ours for row in rows],
         verdicts=[{"text": str(v), "holds": v.holds} for v in judge(results, rows)],
         differences=results.item.differences[results.scale],
-        hardware=_hardware(results.finished),
+        hardware=machines(results.finished),
         runs=[_run(result) for result in results.results],
     )
     return page
@@ -54,42 +60,13 @@ def write_overview(pages: Sequence[tuple[ItemResults, Path]], folder: Path) -> P
             "title": results.item.what,
             "name": f"{results.item.name}, {results.scale}",
             "link": Path(os.path.relpath(page, folder)).as_posix(),
-            "finished": f"{len(results.finished)} of {len(results.results)} runs",
+            "finished": f"{len(results.finished)} of {len(results.planned)} runs",
         }
         for results, page in pages
     ]
     path = folder / "index.html"
     write_page(path, "overview.html", figure=b"", entries=entries)
     return path
-
-
-def _measure_words(results: ItemResults) -> str:
-    if results.item.measure == "reach":
-        return (
-            "Reach: the longest evaluated length, in tokens, up to which at least 90 % of the test "
-            "sequences are right at every position. 0 where even the shortest is not reached."
-        )
-    return (
-        "Scaled accuracy over all evaluation lengths: 0 is guessing, 1 is perfect. Best, median and median "
-        "absolute deviation (MAD) are over seeds at the learning rate with the best median; the difference "
-        "compares best with best, or median with median where the paper prints no best."
-    )
-
-
-def _hardware(finished: Sequence[Result]) -> list[dict[str, str]]:
-    """Per kind of machine: the number of runs and their total time."""
-    seconds: dict[str, list[float]] = {}
-    for result in finished:
-        done = result.done or {}
-        machine = done.get("machine", {})
-        parts = [machine.get("device", "unknown device"), machine.get("processor", "")]
-        parts.append(f"Python {machine.get('python')}, torch {machine.get('torch')}")
-        words = "; ".join(part for part in parts if part)
-        seconds.setdefault(words, []).append(float(done.get("seconds", 0)))
-    return [
-        {"machine": words, "runs": f"{len(values)}", "time": f"{sum(values) / 60:.1f} min"}
-        for words, values in sorted(seconds.items())
-    ]
 
 
 def _run(result: Result) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from textwrap import wrap
 
 from statetrack.report import drawing, figures
+from statetrack.report.coverage import partial
 from statetrack.report.records import LOSS_FLOOR
 from statetrack.report.results import ItemResults, Result
 from statetrack.report.summary import Row, summarise
@@ -18,9 +19,8 @@ def item_figure(results: ItemResults) -> dict[str, bytes]:
     draw: dict[str, Callable] = {"curves": _curves, "grid": _grid, "dots": _dots}
     figure = draw[results.item.figure](results, rows)
     columns = int(12 * figure.get_figwidth())  # characters that fit at this size
-    title = "\n".join(
-        line for text in (results.item.what, scale_words(results.scale)) for line in wrap(text, columns)
-    )
+    lines = (results.item.what, scale_words(results.scale), partial(results))
+    title = "\n".join(line for text in lines for line in wrap(text, columns))
     figure.suptitle(title, fontsize=11)
     return {kind: figures.save(figure, kind) for kind in ("png", "pdf")}
 

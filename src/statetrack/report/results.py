@@ -8,6 +8,7 @@ import json
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,13 @@ class ItemResults:
     @property
     def finished(self) -> list[Result]:
         return [result for result in self.results if result.done is not None]
+
+    @cached_property
+    def planned(self) -> list[LabelledRun]:
+        """Every run of the item at this scale, and those listed here besides, such as more seeds."""
+        runs = {run.spec: run for run in self.item.runs(self.scale)}
+        runs |= {result.run.spec: result.run for result in self.results}
+        return _in_order(self.item, self.scale, runs.values())
 
 
 def write_index(
@@ -155,6 +163,19 @@ def _read_records(folder: Path) -> ItemResults:
     ((name, scale),) = kinds
     results = [Result(record.run, None, record.done, record.rows) for record in records]
     return ItemResults(item(name), scale, results)
+
+
+def read_kept(folder: Path, of: Item, scale: str) -> list[Result]:
+    """The item's runs at this scale that any FOLDER/NAME/SCALE/runs.jsonl holds: items share runs."""
+    planned = {replace(run.spec, seed=0) for run in of.runs(scale, 1)}
+    records = (
+        record for path in sorted(folder.glob(f"*/{scale}/{RECORDS}")) for record in read_records(path)
+    )
+    return [
+        Result(record.run, None, record.done, record.rows)
+        for record in records
+        if replace(record.run.spec, seed=0) in planned
+    ]
 
 
 def merge(parts: list[ItemResults]) -> ItemResults:

@@ -1,5 +1,6 @@
 """Our numbers next to the published ones: a row per model and task, and the orderings in the paper."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -11,12 +12,20 @@ MARGIN = 0.05  # minimum difference of the means over lengths for an ordering
 
 @dataclass(frozen=True)
 class Row:
-    """A model on a task: its seeds at the learning rate with the best median."""
+    """A model on a task: its seeds at the learning rate with the best median of those that were run."""
 
     run: LabelledRun  # one of them, for its labels
     chosen: list[Result]
-    planned: int
+    tried: dict[float, list[Result]]  # the finished seeds of every rate, in the order of the item
+    planned: int  # runs, of all rates and seeds
+    planned_rates: tuple[float, ...]
+    planned_seeds: int
     published: Published | None
+
+    @property
+    def complete(self) -> bool:
+        """Whether all seeds of one rate have finished."""
+        return len(self.chosen) >= self.planned_seeds
 
     @property
     def scores(self) -> list[float]:
@@ -57,26 +66,41 @@ class Row:
         return None if self.published.median is None else self.median - self.published.median
 
 
-def summarise(results: ItemResults) -> list[Row]:
-    """The rows of the table, in the order of the index."""
-    groups: dict[tuple[str, str], list[Result]] = {}
+def summarise(results: ItemResults, *, everything: bool = False) -> list[Row]:
+    """The rows of the table, in the order of the item: one for every cell that the index lists.
+
+    With `everything`, one for every cell of the item, those without a run included.
+    """
+    planned: dict[tuple[str, str], list[LabelledRun]] = {}
+    for run in results.planned:
+        planned.setdefault((run.panel, run.label), []).append(run)
+    found: dict[tuple[str, str], list[Result]] = {}
     for result in results.results:
-        groups.setdefault((result.run.panel, result.run.label), []).append(result)
+        found.setdefault((result.run.panel, result.run.label), []).append(result)
+    paper = results.item.paper
     return [
-        Row(group[0].run, _choose_rate(group), len(group), results.item.paper.get(key))
-        for key, group in groups.items()
+        _row(planned[cell], found.get(cell, []), paper.get(cell))
+        for cell in (planned if everything else found)
     ]
 
 
-def _choose_rate(group: list[Result]) -> list[Result]:
-    """The finished seeds at the learning rate with the best median (App. E.1); the first one on a tie."""
-    by_rate: dict[float, list[Result]] = {}
+def _row(planned: Sequence[LabelledRun], group: Sequence[Result], published: Published | None) -> Row:
+    rates = tuple(dict.fromkeys(run.spec.training.lr for run in planned))
+    seeds = len({run.spec.seed for run in planned})
+    tried: dict[float, list[Result]] = {lr: [] for lr in rates}
     for result in group:
         if result.done is not None:
-            by_rate.setdefault(result.run.spec.training.lr, []).append(result)
+            tried[result.run.spec.training.lr].append(result)
+    tried = {lr: seeds for lr, seeds in tried.items() if seeds}
+    run = group[0].run if group else planned[0]
+    return Row(run, _choose_rate(tried), tried, len(planned), rates, seeds, published)
+
+
+def _choose_rate(tried: Mapping[float, list[Result]]) -> list[Result]:
+    """The finished seeds at the learning rate with the best median (App. E.1); the first one on a tie."""
     # rates with missing seeds are considered only if no rate has more
-    most = max(map(len, by_rate.values()), default=0)
-    complete = [seeds for seeds in by_rate.values() if len(seeds) == most]
+    most = max(map(len, tried.values()), default=0)
+    complete = [seeds for seeds in tried.values() if len(seeds) == most]
     return max(complete, key=lambda seeds: median(r.score() for r in seeds), default=[])
 
 

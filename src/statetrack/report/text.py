@@ -1,9 +1,22 @@
 """The table of our values, the paper's and the differences, as aligned text and as cells for the page."""
 
+from statetrack.report.coverage import partial
 from statetrack.report.results import ItemResults
 from statetrack.report.summary import Row, judge, summarise
 
-COLUMNS = ("task", "model", "seeds", "lr", "best", "median", "MAD", "majority", "paper", "difference")
+COLUMNS = (
+    "task",
+    "model",
+    "seeds",
+    "lr",
+    "rates",
+    "best",
+    "median",
+    "MAD",
+    "majority",
+    "paper",
+    "difference",
+)
 
 
 def cells(row: Row, measure: str) -> dict[str, str]:
@@ -16,8 +29,9 @@ def cells(row: Row, measure: str) -> dict[str, str]:
     return {
         "task": row.run.panel,
         "model": row.run.label + (" (ours)" if row.run.ours else ""),
-        "seeds": f"{len(row.chosen)}" if row.chosen else "not run",
+        "seeds": seeds(row),
         "lr": "" if row.lr is None else f"{row.lr:g}",
+        "rates": rates(row),
         "best": number(row.best),
         "median": number(row.median),
         "MAD": number(row.deviation),
@@ -25,6 +39,43 @@ def cells(row: Row, measure: str) -> dict[str, str]:
         "paper": row.published.text if row.published else "-",
         "difference": number(row.difference, "+"),
     }
+
+
+def seeds(row: Row) -> str:
+    """How many seeds the numbers are of: "3", or "2 of 3" where some are missing."""
+    if not row.chosen:
+        return "not run"
+    return f"{len(row.chosen)}" if row.complete else f"{len(row.chosen)} of {row.planned_seeds}"
+
+
+def rates(row: Row) -> str:
+    """How many learning rates were run, where the item has several: "1 of 4"."""
+    planned = len(row.planned_rates)
+    return f"{len(row.tried)} of {planned}" if row.tried and planned > 1 else ""
+
+
+def measure_words(measure: str, rows: list[Row]) -> str:
+    """What the numbers of the table are, and at which of the learning rates."""
+    if measure == "reach":
+        return (
+            "Reach: the longest evaluated length, in tokens, up to which at least 90 % of the test "
+            "sequences are right at every position. 0 where even the shortest is not reached."
+        )
+    text = (
+        "Scaled accuracy over all evaluation lengths: 0 is guessing, 1 is perfect. Best, median and median "
+    )
+    text += "absolute deviation (MAD) are over the seeds"
+    counts = {len(row.tried) for row in rows if row.tried}
+    if any(len(row.planned_rates) > 1 for row in rows):
+        if max(counts, default=1) == 1:
+            text += " at the one learning rate that was run"
+        elif min(counts) == 1:
+            text += (
+                " at the learning rate with the best median where several were run, else at the only one run"
+            )
+        else:
+            text += " at the learning rate with the best median of those that were run"
+    return f"{text}."
 
 
 def table(rows: list[Row], measure: str) -> tuple[list[str], list[list[str]]]:
@@ -40,8 +91,8 @@ def as_text(results: ItemResults) -> str:
     columns, lines = table(rows, results.item.measure)
     widths = [max(len(line[i]) for line in [columns, *lines]) for i in range(len(columns))]
     left = {"task", "model", "paper"}
-    missing = coverage(results)
-    text = [headline(results), *([missing] if missing else []), ""]
+    covered = partial(results)
+    text = [headline(results), *([covered] if covered else []), ""]
     for line in [columns, *lines]:
         padded = [
             cell.ljust(width) if name in left else cell.rjust(width)
@@ -52,24 +103,23 @@ def as_text(results: ItemResults) -> str:
     text += [f"  - {line}" for line in results.item.differences[results.scale]]
     verdicts = judge(results, rows)
     if verdicts:
-        text += ["", "Orderings the paper reports:", *(f"  - {verdict}" for verdict in verdicts)]
+        text += [
+            "",
+            f"Orderings the paper reports{judged_on(results)}:",
+            *(f"  - {verdict}" for verdict in verdicts),
+        ]
     return "\n".join(text)
+
+
+def judged_on(results: ItemResults) -> str:
+    """What the orderings are judged on, where runs are missing."""
+    return ", judged on the runs that there are" if partial(results) else ""
 
 
 def headline(results: ItemResults) -> str:
     """Name, scale and what the numbers are. Every output that is not the paper's protocol says so here."""
     unit = "reach in tokens" if results.item.measure == "reach" else "scaled accuracy"
     return f"{results.item.name}, {scale_words(results.scale)}: {unit}"
-
-
-def coverage(results: ItemResults) -> str:
-    """How many runs of this item and scale are missing; empty where all are there."""
-    listed = {result.run.spec for result in results.results}
-    of_scale = listed | {run.spec for run in results.item.runs(results.scale)}
-    missing = of_scale - {result.run.spec for result in results.finished}
-    if not missing:
-        return ""
-    return f"{len(missing)} of the {len(of_scale)} runs of this scale are not finished or not included."
 
 
 def scale_words(scale: str) -> str:

@@ -1,8 +1,10 @@
 """The queue on this machine: worker processes, each with one run or several interleaved."""
 
+import math
 import multiprocessing
+import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
@@ -31,30 +33,38 @@ def sweep(
     device: str = "auto",
     monitor: Monitor | None = None,
     runs_per_worker: int = 1,
+    *,
+    seconds: float | None = None,
+    order: Callable[[list[Job]], list[Job]] | None = None,
 ) -> list[Failure]:
     """Carry out every job that is not finished yet; return those that failed.
 
     A worker is a process; with several GPUs the workers are distributed over them. Each worker interleaves
     `runs_per_worker` runs, step by step, on its GPU.
+    After `seconds` each worker writes its checkpoints, and the jobs left over are for a later call.
+    `order` sorts the jobs that wait, at the start and again whenever a run has ended.
     Ctrl-C lets each worker write its checkpoint and raises Interrupted; the same call resumes from there.
     """
     if workers < 1:
         raise UserError(f"sweep: workers is {workers}, expected at least 1.")
     if runs_per_worker < 1:
         raise UserError(f"sweep: runs_per_worker is {runs_per_worker}, expected at least 1.")
+    if seconds is not None and not seconds > 0:
+        raise UserError(f"sweep: seconds is {seconds:g}, expected more than 0.")
+    until = math.inf if seconds is None else time.monotonic() + seconds
     monitor = monitor or Monitor()
     pending, finished = open_jobs(jobs)
     monitor.begun(len(pending) + finished, finished, min(workers * runs_per_worker, len(pending)))
     if not pending:
         return []
     threads = max(1, torch.get_num_threads() // min(workers, len(pending)))
-    queue = _Queue(pending, monitor, device, threads, runs_per_worker)
+    queue = _Queue(pending, monitor, device, threads, runs_per_worker, order)
     with stop_signals() as stop:
         try:
             queue.fill(workers)
             while queue.busy:
                 queue.listen()
-                if stop.is_set():
+                if stop.is_set() or time.monotonic() > until:
                     queue.stop()
                 queue.fill(workers)
                 monitor.tick()
@@ -69,9 +79,18 @@ def sweep(
 class _Queue:
     """Jobs waiting, workers busy with up to `at_once` each, and the results of the rest."""
 
-    def __init__(self, pending: list[Job], monitor: Monitor, device: str, threads: int, at_once: int):
+    def __init__(
+        self,
+        pending: list[Job],
+        monitor: Monitor,
+        device: str,
+        threads: int,
+        at_once: int,
+        order: Callable[[list[Job]], list[Job]] | None,
+    ):
         self.pending, self.monitor = deque(pending), monitor
         self.device, self.threads, self.at_once = device, threads, at_once
+        self.order, self.in_order = order or list, False
         self.workers: list[_Worker] = []
         self.failures: list[Failure] = []
         self.stopped, self.stopping = 0, False
@@ -83,6 +102,8 @@ class _Queue:
 
     def fill(self, workers: int) -> None:
         """Hand out jobs, to idle workers first, starting up to `workers` of them."""
+        if not self.in_order:
+            self.pending, self.in_order = deque(self.order(list(self.pending))), True
         while self.pending and not self.stopping:
             worker = min(self.workers, key=lambda w: len(w.jobs), default=None)
             if (worker is None or worker.jobs) and len(self.workers) < workers:
@@ -119,6 +140,7 @@ class _Queue:
                 self.monitor.progress(worker.jobs[folder], value)
                 continue
             job = worker.jobs.pop(folder)
+            self.in_order = False
             if kind == "done":
                 self.monitor.finished(job, value)
             elif kind == "failed":
