@@ -1,0 +1,1 @@
+"""Language models: from text to token shards, and from a trained run to text and numbers."""
