@@ -1,1 +1,1 @@
-"""Language models: from text to token shards, and from a trained run to text and numbers."""
+"""Language models: text to token shards, and what is done with trained models."""
