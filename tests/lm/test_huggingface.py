@@ -38,6 +38,9 @@ BACKBONES = {
         layers=3,
         mlp_ratio=0,
     ),
+    "hybrid with attention": ModelConfig(
+        mixers=(DeltaNetConfig(2), AttentionConfig(2)), d_model=16, layers=2, mlp_ratio=0
+    ),
 }
 
 
@@ -186,6 +189,35 @@ def test_a_cache_continues_where_it_stopped(model):
     assert second.past_key_values.get_seq_length() == 9
 
 
+def test_rows_of_different_lengths_continue_from_a_cache(model):
+    (a, b), (c, d) = (random_tokens(5), random_tokens(7)), (random_tokens(9)[5:], random_tokens(9)[7:])
+    tokens, mask = padded_on_the_left([a, b])
+    cache = model(tokens, attention_mask=mask, use_cache=True).past_key_values
+    more, more_mask = padded_on_the_left([c, d])
+    both = torch.cat([mask, more_mask], dim=1)
+    logits = model(more, attention_mask=both, past_key_values=cache, logits_to_keep=1).logits
+    for row, expected in zip(logits, (torch.cat([a, c]), torch.cat([b, d])), strict=True):
+        torch.testing.assert_close(row, model(expected[None]).logits[0, -1:], rtol=1e-4, atol=1e-4)
+
+
+def test_recomputing_activations_leaves_gradients_as_they_are(model):
+    tokens = random_tokens(2, 9)
+    gradients = []
+    for recompute in (False, True):
+        training = copy.deepcopy(model).train()
+        if recompute:
+            training.gradient_checkpointing_enable()
+            assert training.is_gradient_checkpointing
+            assert training.model.checkpoint_activations
+        training(tokens, labels=tokens).loss.backward()
+        gradients.append([p.grad for p in training.parameters()])
+    torch.testing.assert_close(*gradients)
+    training.gradient_checkpointing_disable()
+    assert not training.model.checkpoint_activations
+    with pytest.raises(UserError, match="every_n_layers"):
+        training.gradient_checkpointing_enable(every_n_layers=2)
+
+
 def test_a_batch_of_a_cache_can_be_selected_repeated_and_reset(deltanet):
     tokens = random_tokens(2, 9)
     cache = deltanet(tokens[:, :5], use_cache=True).past_key_values
@@ -199,26 +231,12 @@ def test_a_batch_of_a_cache_can_be_selected_repeated_and_reset(deltanet):
         cache.crop(-1)
 
 
-def test_the_size_of_a_cache_does_not_depend_on_the_length(model):
+def test_the_size_of_a_cache_does_not_depend_on_the_length(deltanet):
     def size(length):
-        cache = model(random_tokens(1, length), use_cache=True).past_key_values
+        cache = deltanet(random_tokens(1, length), use_cache=True).past_key_values
         return sum(x.numel() for layer in cache.layers for x in layer.recurrent_states.values())
 
     assert size(4) == size(20)
-
-
-def test_attention_in_a_hybrid_generates_and_refuses_rows_of_different_lengths():
-    hybrid = built(
-        ModelConfig(mixers=(DeltaNetConfig(2), AttentionConfig(2)), d_model=16, layers=2, mlp_ratio=0)
-    )
-    tokens = random_tokens(2, 7)
-    options = {"max_new_tokens": 4, "pad_token_id": 0}
-    assert torch.equal(
-        hybrid.generate(tokens, **options), hybrid.generate(tokens, use_cache=False, **options)
-    )
-    tokens, mask = padded_on_the_left([random_tokens(5), random_tokens(9)])
-    with pytest.raises(UserError, match="attention layers"):
-        hybrid.generate(tokens, attention_mask=mask, **options)
 
 
 def test_saved_models_load_by_the_auto_classes(model, tmp_path):
@@ -318,11 +336,6 @@ def test_bad_input_is_explained(deltanet):
         deltanet(tokens, past_key_values=transformers.DynamicCache())
     with pytest.raises(UserError, match="hidden states"):
         deltanet(tokens, output_hidden_states=True)
-    cache = deltanet(tokens).past_key_values
-    with pytest.raises(UserError, match="continue from a cache"):
-        deltanet(
-            tokens, attention_mask=torch.tensor([[1] * 10, [1] * 5 + [0] + [1] * 4]), past_key_values=cache
-        )
     with pytest.raises(UserError, match="3 classes"):
         StateTrackForCausalLM.from_model(Model(BACKBONES["mamba"], 5, 3))
 

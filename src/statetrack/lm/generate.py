@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Generator, Tensor
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from statetrack.errors import UserError
 from statetrack.layers import Model
@@ -81,10 +81,9 @@ class DecodeGraph:
     """
 
     def __init__(self, model: Model, state: Sequence[Any]):
-        self.state = tree_map(torch.clone, list(state))
-        leaves = tree_leaves(self.state)
-        self.tokens = torch.zeros(leaves[0].shape[0], dtype=torch.long, device=leaves[0].device)
-        start = tree_map(torch.clone, self.state)
+        self.state = tree_map_only(Tensor, torch.clone, list(state))
+        first = _tensors(self.state)[0]
+        self.tokens = torch.zeros(first.shape[0], dtype=torch.long, device=first.device)
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side), torch.inference_mode():
@@ -94,11 +93,11 @@ class DecodeGraph:
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph), torch.inference_mode():
             self.logits = self._step(model)
-        self.set_state(start)
+        self.set_state(state)
 
     def _step(self, model: Model) -> Tensor:
         logits, after = decode_step(model, self.tokens, self.state)
-        for old, new in zip(tree_leaves(self.state), tree_leaves(after), strict=True):
+        for old, new in zip(_tensors(self.state), _tensors(after), strict=True):
             if old.shape != new.shape:
                 raise UserError(
                     "DecodeGraph: the state of this model grows with the tokens. Use decode_step."
@@ -108,13 +107,17 @@ class DecodeGraph:
 
     def set_state(self, state: Sequence[Any]) -> None:
         """Continue from this state, of the same shape."""
-        for old, new in zip(tree_leaves(self.state), tree_leaves(list(state)), strict=True):
+        for old, new in zip(_tensors(self.state), _tensors(state), strict=True):
             old.copy_(new)
 
     def __call__(self, tokens: Tensor) -> Tensor:
         self.tokens.copy_(tokens)
         self.graph.replay()
         return self.logits
+
+
+def _tensors(state: Sequence[Any]) -> list[Tensor]:
+    return [x for x in tree_leaves(list(state)) if isinstance(x, Tensor)]
 
 
 @torch.inference_mode()

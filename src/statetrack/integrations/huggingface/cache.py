@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import LongTensor, Tensor
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 from transformers.cache_utils import Cache, LinearAttentionLayer
 
 
@@ -32,11 +32,12 @@ class StateLayer(LinearAttentionLayer):
         tensors, self.structure = tree_flatten(state)
         self.number_of_states = len(tensors)
         self.recurrent_states = dict(enumerate(tensors))
-        self.is_recurrent_states_initialized = dict.fromkeys(self.recurrent_states, True)
+        # a state may have parts that are None, such as that of a convolution where there is none
+        self.is_recurrent_states_initialized = {i: x is not None for i, x in enumerate(tensors)}
         self.is_conv_states_initialized = dict.fromkeys(self.recurrent_states, False)
         self.has_previous_state = dict.fromkeys(self.recurrent_states, True)
-        if tensors:
-            self.device, self.dtype = tensors[0].device, tensors[0].dtype
+        first = next(x for x in tensors if x is not None)
+        self.device, self.dtype = first.device, first.dtype
 
     def reset(self) -> None:
         self.__init__()
@@ -44,7 +45,7 @@ class StateLayer(LinearAttentionLayer):
     def change_batch(self, change: Callable[[Tensor], Tensor]) -> None:
         """Replace every tensor of the state by `change` of it."""
         if self.structure is not None:
-            self.state = tree_map(change, self.state)
+            self.state = tree_map_only(Tensor, change, self.state)
 
 
 class StateCache(Cache):

@@ -127,13 +127,8 @@ class StateTrackForCausalLM(PreTrainedModel, GenerationMixin):
         state = None if cache is None else _states(cache)
         if mask is None:
             result, states = self.model(tokens, state, at=at, targets=targets)
-        elif state is None:
-            result, states = forward_padded(self.model, tokens, mask, at, targets)
         else:
-            raise UserError(
-                "attention_mask: there is padding among the tokens that continue from a cache, expected "
-                "none. Continue each row by as many tokens, or start again from the whole prompts."
-            )
+            result, states = forward_padded(self.model, tokens, mask, state, at, targets)
         # a mask of positions to keep, as transformers has it: all logits, then those asked for
         return (result[keep] if isinstance(keep, Tensor) and keep.dtype == torch.bool else result), states
 
@@ -158,6 +153,14 @@ class StateTrackForCausalLM(PreTrainedModel, GenerationMixin):
 
     def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
         self.model.head = new_embeddings
+
+    def tie_weights(self, missing_keys: set[str] | None = None, recompute_mapping: bool = True) -> None:
+        """Let a tied head read the embedding's table, as the backbone does; its files hold the table once."""
+        if self.config.tie_word_embeddings:
+            self.model.head.weight = self.model.embedding.weight
+            self.model.head.out_features = self.model.embedding.num_embeddings
+            if missing_keys is not None:
+                missing_keys.discard("model.head.weight")
 
     def initialize_weights(self) -> None:
         """Give the weights that a checkpoint lacks their initial values; the layers have set all others."""
