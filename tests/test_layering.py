@@ -40,7 +40,8 @@ FORBIDDEN = {
 # Modules whose classes derive from those of an extra, which they import at their top. Others import these
 # modules in functions.
 SUBCLASSES = {
-    f"statetrack.integrations.huggingface{name}" for name in ("", ".cache", ".configuration", ".modeling")
+    f"statetrack.integrations.huggingface{name}"
+    for name in ("", ".cache", ".configuration", ".export", ".modeling")
 }
 
 # Optional dependencies, and the modules that may import them, each in the function that needs it.
@@ -52,7 +53,14 @@ EXTRAS = {
     "markupsafe": {"statetrack.report.page"},
     "ray": {"statetrack.integrations.ray"},
     "mambapy": {"statetrack.bench.cases"},
-    "transformers": {"statetrack.bench.cases", *SUBCLASSES},
+    "transformers": {
+        "statetrack.bench.cases",
+        "statetrack.commands.lm.export",
+        "statetrack.integrations.huggingface.tokenizer",
+        *SUBCLASSES,
+    },
+    "lm_eval": {"statetrack.commands.lm.eval", "statetrack.integrations.lm_eval"},
+    "tokenizers": {"statetrack.integrations.huggingface.tokenizer"},
     "sympy": {"statetrack.automata.groups"},  # comes with torch, but takes long to import
 }
 

@@ -128,11 +128,13 @@ def stream(
     sampling: Sampling = GREEDY,
     *,
     generator: Generator | None = None,
+    known: int | None = None,
     graph: bool = False,
 ) -> Iterator[Tensor]:
     """The tokens that follow the prompts `tokens` (B, T), one (B,) after the other; endless when None.
 
-    `graph` replays a CUDA graph for each token.
+    Only tokens below `known` are chosen: a vocabulary may be larger than that of its tokenizer. `graph`
+    replays a CUDA graph for each token.
     """
     _check(model, tokens, max_new_tokens)
     last = tokens.new_full((tokens.shape[0], 1), tokens.shape[1] - 1)
@@ -141,7 +143,7 @@ def stream(
     step = DecodeGraph(model, state) if graph else None
     produced = 0
     while max_new_tokens is None or produced < max_new_tokens:
-        chosen = sampling.choose(logits, generator)
+        chosen = sampling.choose(logits[:, :known], generator)
         yield chosen
         produced += 1
         if produced == max_new_tokens:
@@ -159,10 +161,11 @@ def generate(
     sampling: Sampling = GREEDY,
     *,
     generator: Generator | None = None,
+    known: int | None = None,
     graph: bool = False,
 ) -> Tensor:
     """The prompts `tokens` (B, T) with their continuations, (B, T + max_new_tokens)."""
-    new = stream(model, tokens, max_new_tokens, sampling, generator=generator, graph=graph)
+    new = stream(model, tokens, max_new_tokens, sampling, generator=generator, known=known, graph=graph)
     return torch.cat([tokens, *(chosen[:, None] for chosen in new)], dim=1)
 
 
