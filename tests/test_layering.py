@@ -52,6 +52,9 @@ EXTRAS = {
     "jinja2": {"statetrack.report.page"},
     "markupsafe": {"statetrack.report.page"},
     "ray": {"statetrack.integrations.ray"},
+    "tokenizers": {"statetrack.lm.tokenizers", "statetrack.integrations.huggingface.tokenizer"},
+    "pyarrow": {"statetrack.lm.documents"},
+    "datasets": {"statetrack.lm.inputs"},
     "mambapy": {"statetrack.bench.cases"},
     "transformers": {
         "statetrack.bench.cases",
@@ -60,7 +63,6 @@ EXTRAS = {
         *SUBCLASSES,
     },
     "lm_eval": {"statetrack.commands.lm.eval", "statetrack.integrations.lm_eval"},
-    "tokenizers": {"statetrack.integrations.huggingface.tokenizer"},
     "sympy": {"statetrack.automata.groups"},  # comes with torch, but takes long to import
 }
 

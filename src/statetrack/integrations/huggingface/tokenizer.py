@@ -13,7 +13,7 @@ def fast_tokenizer(tokenizer: Tokenizer) -> Any:
     text are encoded as the text they are.
     """
     transformers = require("transformers", extra="hf", for_="a tokenizer in Hugging Face format")
-    tokenizers = require("tokenizers", extra="lm", for_="a tokenizer in Hugging Face format")
+    tokenizers = require("tokenizers", extra="hf", for_="a tokenizer in Hugging Face format")
     inner = tokenizers.Tokenizer.from_str(tokenizer.to_json())
     end = inner.id_to_token(tokenizer.end_of_document)
     return transformers.PreTrainedTokenizerFast(
