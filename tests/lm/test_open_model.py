@@ -13,6 +13,7 @@ from statetrack.files import load_tensors, save_tensors
 from statetrack.lm.models import open_model
 from statetrack.run import load_run, run
 from statetrack.training import Options
+from statetrack.training.store import read_weights
 
 TOKENS = torch.tensor([[111, 110, 101, 32, 116]])
 
@@ -154,6 +155,36 @@ def test_a_foreign_config_is_refused(exported, tmp_path, change, message):
     (tmp_path / "model" / "config.json").write_text(json.dumps(config | change))
     with pytest.raises(UserError, match=message):
         open_model(tmp_path / "model")
+
+
+def test_a_model_in_01_opens_in_the_wider_range_with_its_weights(folder, copied):
+    spec = json.loads((copied / "spec.json").read_text())
+    spec["model"]["mixer"]["eigenvalues"] = "[0,1]"
+    (copied / "spec.json").write_text(json.dumps(spec))
+    narrow, wide = open_model(copied), open_model(copied, "[-1,1]")
+    assert open_model(copied, "[0,1]").model.config == narrow.model.config
+    assert wide.model.config == open_model(folder).model.config
+    assert torch.equal(wide.model(TOKENS)[0], open_model(folder).model(TOKENS)[0])
+    assert not wide.model.training
+    with pytest.raises(UserError, match="negative half"):
+        open_model(folder, "[0,1]")
+    with pytest.raises(UserError, match=r"\[0,2\]"):
+        open_model(folder, "[0,2]")
+
+
+def test_a_checkpoint_in_parts_opens(tmp_path):
+    spec = small_spec(bytes_shards(tmp_path / "data"), log_every=1)
+
+    def stop_at_three(step, row):
+        if step == 3:
+            raise KeyboardInterrupt
+
+    options = Options(device="cpu", checkpoint_seconds=0, progress=stop_at_three, checkpoints="sharded")
+    with pytest.raises((KeyboardInterrupt, Interrupted)):
+        run(spec, tmp_path / "run", options)
+    newest = max(path for path in (tmp_path / "run").glob("checkpoint-*") if path.is_dir())
+    stored = read_weights(newest)["embedding.weight"]
+    assert torch.equal(open_model(tmp_path / "run").model.embedding.weight, stored)
 
 
 def test_a_run_that_predicts_no_next_token_is_refused(tmp_path):

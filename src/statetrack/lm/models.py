@@ -6,9 +6,10 @@
 Needs neither transformers nor a network, and runs no code from the folder.
 """
 
+import contextlib
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,13 @@ from statetrack.config import from_dict
 from statetrack.errors import UserError
 from statetrack.files import DamagedFile, load_tensors
 from statetrack.layers import Model, ModelConfig
+from statetrack.layers.ranges import extended_range
 from statetrack.lm.tokenizers import FILE, Tokenizer, load_tokenizer
+from statetrack.ops.checks import check_eigenvalues
 from statetrack.spec import RunSpec
 from statetrack.tasks import Corpus
-from statetrack.training.store import WEIGHTS, checkpoints
+from statetrack.training.initial import WEIGHTS
+from statetrack.training.store import checkpoints, read_weights
 
 __all__ = ["OpenedModel", "open_model"]
 
@@ -58,6 +62,8 @@ def open_model(
 ) -> OpenedModel:
     """The language model in the folder `path`; of an unfinished run that of its newest checkpoint.
 
+    `eigenvalues="[-1,1]"` opens a model in [0,1] in the wider range, with the same weights, to go on
+    training: every eigenvalue a becomes 2 a - 1, so it is another function (see `statetrack.layers.ranges`).
     `tokenizer` is a file or folder to take the tokenizer from instead.
     """
     folder = Path(path)
@@ -74,7 +80,22 @@ def open_model(
             f"{folder} holds neither spec.json nor config.json, expected the folder of a run, results/<id>, "
             "or one that `statetrack lm export` has written."
         )
-    return opened
+    return opened if eigenvalues is None else replace(opened, model=_in_range(opened.model, eigenvalues))
+
+
+def _in_range(model: Model, eigenvalues: str) -> Model:
+    """The model, or a copy of its weights in [-1,1]: see `statetrack.layers.ranges`."""
+    check_eigenvalues("open_model", eigenvalues)
+    mixers = [model.config.mixer_of(layer) for layer in range(model.config.layers)]
+    ranges = {x for mixer in mixers if (x := getattr(mixer, "eigenvalues", None)) is not None}
+    if ranges == {eigenvalues}:
+        return model
+    if eigenvalues == "[0,1]":
+        raise UserError(
+            "open_model: the model has eigenvalues in [-1,1], and [0,1] was asked for. Only [0,1] can be opened "
+            "as [-1,1], to go on training; the reverse loses the negative half."
+        )
+    return extended_range(model).eval()
 
 
 def _open_run(folder: Path, tokenizer: str | Path | None) -> OpenedModel:
@@ -106,11 +127,8 @@ def _weights_of_run(folder: Path) -> dict[str, Tensor]:
     for checkpoint in checkpoints(
         folder
     ):  # the newest first; one that is damaged gives way to the one before
-        try:
-            tensors = load_tensors(checkpoint)[0]
-        except DamagedFile:
-            continue
-        return _without_prefix(tensors)
+        with contextlib.suppress(DamagedFile):
+            return read_weights(checkpoint)
     raise UserError(
         f"{folder} holds neither {WEIGHTS} nor a checkpoint that can be read: the run has not come far "
         "enough."
