@@ -59,7 +59,7 @@ class Attention(Mixer):
         y = _attend(q, k, v, past)
         return self.to_out(y.transpose(1, 2).flatten(-2)), AttentionState(k, v)
 
-    def transition_eigenvalues(self, x: Tensor) -> Tensor:
+    def transition_eigenvalues(self, x: Tensor, state: AttentionState | None = None) -> Tensor:
         raise UserError(
             "Attention: no state transition, so no eigenvalues: attention keeps all keys and values."
         )

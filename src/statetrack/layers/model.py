@@ -135,7 +135,8 @@ class Model(nn.Module):
     With `at` (B, n) only the logits at these positions are computed, (B, n, classes). `packing` gives the
     boundaries of sequences packed in one row of tokens (1, N). With `targets`, of the logits' shape but for
     classes, the loss is returned instead of logits: the sum of the cross-entropy over targets other than
-    -100, a float32 scalar, without all logits in memory at once.
+    -100, a float32 scalar, without all logits in memory at once. Without `read_out`, what the head would read
+    is returned, (B, T, d_model).
     """
 
     def __init__(self, config: ModelConfig, vocab_size: int, n_classes: int):
@@ -159,6 +160,7 @@ class Model(nn.Module):
         at: Tensor | None = None,
         packing: Packing | None = None,
         targets: Tensor | None = None,
+        read_out: bool = True,
     ) -> tuple[Tensor, list[Any]]:
         if packing is not None and not self.packs:
             raise UserError(f"Model: {type(self.config.mixer).__name__} cannot take packed sequences.")
@@ -176,6 +178,8 @@ class Model(nn.Module):
             x, y, block_state = block(x, y, before, at if i == last else None, packing)
             states.append(block_state)
         hidden = normalise_sum(self.norm, x, y)[1]
+        if not read_out:
+            return hidden, states
         if targets is not None:
             return linear_cross_entropy(hidden, self.head.weight, targets), states
         return self._read_out(hidden), states
