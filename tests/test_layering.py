@@ -22,7 +22,7 @@ LEVELS = (
     ("spectrum", "horizon"),
     ("training",),
     ("run",),
-    ("sweep",),
+    ("sweep", "lm"),
     ("integrations", "experiments"),
     ("report", "bench"),
     ("commands",),
