@@ -6,7 +6,7 @@ import pytest
 from statetrack.errors import UserError
 from statetrack.lm.compare import as_table, bootstrap, compare
 from statetrack.lm.layout import bin_edges, layout_of
-from statetrack.lm.perplexity import Measured, Perplexities
+from statetrack.lm.measured import Measured, Perplexities
 
 LAYOUT = layout_of(np.array([0, 4, 9]), bin_edges(4, 2))  # two sequences of 4; documents of 4 and 5 tokens
 

@@ -14,16 +14,8 @@ from torch.utils._pytree import tree_leaves
 from statetrack.errors import UserError
 from statetrack.layers import build
 from statetrack.lm.layout import bin_edges, layout_of
-from statetrack.lm.perplexity import (
-    Measured,
-    Perplexities,
-    Reading,
-    measure,
-    merge,
-    read_perplexities,
-    token_losses,
-    write_perplexities,
-)
+from statetrack.lm.measured import Measured, Perplexities, merge, read_perplexities, write_perplexities
+from statetrack.lm.perplexity import Reading, measure, token_losses
 
 MIXERS = ("deltanet", "mamba", "transformer")
 

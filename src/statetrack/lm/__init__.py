@@ -1,1 +1,1 @@
-"""Language models: from text to shards, and from a trained model to perplexity, text and comparisons."""
+"""Language models: text to token shards, and what is done with trained models."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from statetrack.errors import UserError, unknown_name
 from statetrack.lm.layout import Layout
-from statetrack.lm.perplexity import Measured, Perplexities, in_window
+from statetrack.lm.measured import Measured, Perplexities, in_window
 from statetrack.lm.tables import aligned
 
 __all__ = ["Difference", "as_table", "bootstrap", "compare", "position_windows"]

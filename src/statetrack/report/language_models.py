@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from statetrack.lm.compare import Difference
-from statetrack.lm.perplexity import Perplexities
+from statetrack.lm.measured import Perplexities
 from statetrack.lm.spectrum import SpectrumUse
 from statetrack.report import drawing, figures
 from statetrack.report.figures import COLOURS, MARKERS, STYLES
@@ -170,7 +170,9 @@ def differences(rows: Sequence[Difference], title: str = ""):
     axis.tick_params(labelsize=8)
     if title:
         axis.set_title(title, fontsize=10)
-    figure.legend(handles.values(), handles, loc="outside lower center", ncols=min(3, len(handles)), fontsize=8)
+    figure.legend(
+        handles.values(), handles, loc="outside lower center", ncols=min(3, len(handles)), fontsize=8
+    )
     return figure
 
 
