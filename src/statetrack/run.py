@@ -265,6 +265,9 @@ def print_row(step: int, row: dict[str, Any]) -> None:
     if "scaled_accuracy" in row:
         majority = row["majority_scaled_accuracy"]
         parts.append(f"scaled {row['scaled_accuracy']:.3f} (majority answer {majority:.3f})")
+    if "heldout_loss" in row:
+        parts.append(f"heldout {row['heldout_loss']:.4f}")
+        parts += [f"ppl@{edge} {value:.2f}" for edge, value in row["perplexity"].items()]
     print("  ".join(parts), flush=True)
 
 

@@ -50,7 +50,8 @@ class TrainingConfig:
 class EvaluationConfig:
     """Accuracy at many lengths, on sequences fixed by `eval_seed`: the same for every training seed.
 
-    "dense" tasks report accuracy at each of `eval_lengths`; for "last" tasks they are the edges of bins.
+    "dense" tasks report accuracy at each of `eval_lengths`; for "last" tasks they are the edges of bins. A
+    corpus reports perplexity between these positions, in `eval_samples` windows of every held-out split.
     """
 
     eval_lengths: tuple[int, ...] | None = None  # the task's own when None
@@ -158,7 +159,7 @@ def _check(spec: RunSpec) -> None:
         if getattr(e, name) < least:
             raise UserError(f"evaluation: {name} is {getattr(e, name)}, expected at least {least}.")
     lengths = e.eval_lengths or ()
-    needed = 1 if spec.task.labels == "dense" else 2
+    needed = 1 if spec.task.labels in ("dense", "next") else 2
     if len(lengths) < needed or min(lengths) < shortest or list(lengths) != sorted(set(lengths)):
         raise UserError(
             f"evaluation: eval_lengths is {' '.join(map(str, lengths)) or 'empty'}, expected at least "

@@ -4,7 +4,7 @@
     batch.inputs, batch.targets     both (B, T)
 
 `TASKS` holds the named ones; "regex:(ab|ba)*", "dfa:FILE.json" and "group:S5" are tasks of automata, and
-"jsonl:FILE" is a task of stored sequences.
+"jsonl:FILE" is a task of stored sequences, "corpus:DIR" one of text.
 """
 
 from statetrack.config import register, register_kind
@@ -12,6 +12,8 @@ from statetrack.errors import UserError, unknown_name
 from statetrack.plugins import find
 from statetrack.tasks.automaton import PREFIXES, Automaton, automaton_task
 from statetrack.tasks.contract import check_task
+from statetrack.tasks.corpus import PREFIX as CORPUS_PREFIX
+from statetrack.tasks.corpus import Corpus, corpus_task
 from statetrack.tasks.groups import Group, group
 from statetrack.tasks.jsonl import PREFIX as JSONL_PREFIX
 from statetrack.tasks.jsonl import Jsonl, jsonl_task
@@ -36,6 +38,8 @@ TASKS: dict[str, Task] = {
     "z60-2-tokens": WordProblem("Z60", tokens_per_element=2),
 }
 
+_FROM_FILES = {JSONL_PREFIX: jsonl_task, CORPUS_PREFIX: corpus_task}
+
 
 def task(name: str, alphabet: str | None = None) -> Task:
     """The task of this name, with its defaults.
@@ -44,18 +48,19 @@ def task(name: str, alphabet: str | None = None) -> Task:
         task("regex:(ab|ba)*", alphabet="ab")     the states of the automaton of a regex
         task("dfa:FILE.json"), task("group:S5")   of an automaton in a file, or of a named group
         task("jsonl:FILE")                        sequences with labels, stored in a file
+        task("corpus:DIR")                        text, as `statetrack lm tokenize --out DIR` stores it
 
     An unknown name is a `UserError` that suggests the nearest one.
     """
     if name.startswith(PREFIXES):
         return automaton_task(name, alphabet)
-    from_file = name.startswith(JSONL_PREFIX)
-    if ":" in name and not from_file:
-        raise unknown_name("task", name.partition(":")[0] + ":", (*PREFIXES, JSONL_PREFIX))
-    found = None if from_file else find("task", name, TASKS)
+    read = next((read for prefix, read in _FROM_FILES.items() if name.startswith(prefix)), None)
+    if ":" in name and read is None:
+        raise unknown_name("task", name.partition(":")[0] + ":", (*PREFIXES, *_FROM_FILES))
+    found: Task | None = find("task", name, TASKS) if read is None else None
     if alphabet is not None:
         raise UserError(f"task {name!r} takes no alphabet; that belongs to tasks such as 'regex:(ab|ba)*'.")
-    return jsonl_task(name) if found is None else found
+    return read(name) if found is None else found  # type: ignore[misc]
 
 
 def register_task(name: str, task: Task) -> None:
@@ -73,7 +78,7 @@ def register_task(name: str, task: Task) -> None:
 
 
 # Automata and files are tasks without a name of their own.
-for _cls in (Automaton, Jsonl, *map(type, TASKS.values())):
+for _cls in (Automaton, Corpus, Jsonl, *map(type, TASKS.values())):
     register_kind(_cls)
 
 
@@ -83,6 +88,7 @@ __all__ = [
     "Automaton",
     "Batch",
     "BracketArithmetic",
+    "Corpus",
     "Group",
     "Jsonl",
     "ModularArithmetic",

@@ -37,10 +37,10 @@ class Task(ABC):
     `labels` says which positions have labels: "dense" tasks label every position, so one long batch measures
     all shorter lengths too, and put a start token first, so a sequence of length n has n + 1 tokens; "last"
     tasks label one position per sequence and mix lengths in a batch; "given" tasks mix lengths and label any
-    positions (they derive from `StoredTask`).
+    positions (they derive from `StoredTask`); "next" is text, where the label is the next token (`Corpus`).
     """
 
-    labels: ClassVar[Literal["dense", "last", "given"]]
+    labels: ClassVar[Literal["dense", "last", "given", "next"]]
     train_lengths: ClassVar[tuple[int, int]]  # drawn uniformly, both ends included
     eval_lengths: ClassVar[tuple[int, ...]]  # where accuracy is reported; bin edges for "last"
     shortest: ClassVar[int] = 1

@@ -1,4 +1,4 @@
-"""Accuracy against length, on sequences that depend on nothing but the spec."""
+"""Accuracy against length, on sequences that depend on nothing but the spec. For text see `heldout.py`."""
 
 import itertools
 import math
@@ -11,10 +11,13 @@ from statetrack.errors import UserError
 from statetrack.layers import Model
 from statetrack.spec import RunSpec
 from statetrack.tasks import IGNORE, StoredTask, answer_positions
+from statetrack.training.heldout import heldout
+from statetrack.training.precision import autocast
+from statetrack.training.ranks import Ranks
 
 
 @torch.no_grad()
-def evaluate(model: Model, spec: RunSpec, device: torch.device) -> dict:
+def evaluate(model: Model, spec: RunSpec, device: torch.device, ranks: Ranks | None = None) -> dict:
     """Accuracy at every length of the spec; the keys are those of one line of metrics.jsonl.
 
     dense tasks: `accuracy`, the label at exactly that position; `sequence_accuracy`, every label up to it;
@@ -22,13 +25,17 @@ def evaluate(model: Model, spec: RunSpec, device: torch.device) -> dict:
     0 is guessing and 1 is perfect; `majority_scaled_accuracy` is what always giving the most frequent answer
     of these samples would score, which on unbalanced tasks is well above 0;
     stored tasks: `accuracy` over labels and `sequence_accuracy` (every label of a sequence) in bins of test
-    lengths, and the two scaled numbers as above, over all labels.
+    lengths, and the two scaled numbers as above, over all labels;
+    a corpus: `heldout_loss` and `perplexity`, see `heldout`. Several ranks share this work; of the other
+    tasks every rank does all of it.
     """
     # always drawn on the CPU: a GPU would draw other sequences from the same seed
     generator = Generator().manual_seed(spec.evaluation.eval_seed)
     was_training = model.training
     model.eval()
     try:
+        if spec.task.labels == "next":
+            return heldout(model, spec, device, ranks or Ranks())
         measure = {"dense": _dense, "last": _last, "given": _given}[spec.task.labels]
         return measure(model, spec, generator, device)
     finally:
@@ -128,11 +135,6 @@ def _predict(
     with autocast(spec, device):
         logits, _ = model(inputs.to(device), at=None if at is None else at.to(device))
     return logits.argmax(-1).cpu()
-
-
-def autocast(spec: RunSpec, device: torch.device) -> torch.autocast:
-    """The spec's precision, for training and evaluation alike."""
-    return torch.autocast(device.type, torch.bfloat16, enabled=spec.training.precision == "bfloat16")
 
 
 def _batch_sizes(samples: int, spec: RunSpec) -> list[int]:

@@ -19,10 +19,11 @@ from statetrack.ops.checks import is_checked
 from statetrack.ops.cross_entropy import cross_entropy
 from statetrack.spec import RunSpec
 from statetrack.tasks import IGNORE, Batch
-from statetrack.training.evaluation import autocast
 from statetrack.training.half_weights import HalfWeights
+from statetrack.training.next_tokens import NextTokens
 from statetrack.training.optimizer import learning_rate, learning_rates
 from statetrack.training.packing import Packer
+from statetrack.training.precision import autocast
 from statetrack.training.protocols import WHOLE, Source
 from statetrack.training.source import read_where_labelled
 from statetrack.training.state import TrainingState
@@ -61,6 +62,7 @@ class GraphStep:
         # the reference backends take packed sequences one by one
         packs = packs and self.device.type == "cuda" and prefers_triton(state.loss_sum)
         self.packer = Packer(spec) if packs else None
+        self.next_tokens = NextTokens(spec, state.model) if spec.task.labels == "next" else None
         self.uses_graphs = graphs and self.device.type == "cuda"
         # of its own: a graph cannot be captured on the default one, and runs that share a GPU overlap
         self.stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
@@ -140,14 +142,18 @@ class GraphStep:
     def _loss(self, inputs: Tensor, options: dict[str, Any], targets: Tensor) -> Tensor:
         model = self.half_weights or self.state.model
         with autocast(self.spec, self.device):
-            logits, _ = model(inputs, **options)
-        return cross_entropy(logits, targets, IGNORE)
+            result, _ = model(inputs, **options)
+        if self.next_tokens is not None:  # the sum of losses
+            return result / (targets != IGNORE).sum().clamp(min=1)
+        return cross_entropy(result, targets, IGNORE)
 
     def _arguments(self, batch: Batch) -> tuple[Tensor, dict[str, Any], Tensor]:
         """Tokens, the model's options, and the targets of the logits it then gives: those that count."""
         if self.packer is not None:
             packed = self.packer(batch)
             return packed.tokens, {"at": packed.at, "packing": packed.packing}, packed.targets
+        if self.next_tokens is not None:
+            return self.next_tokens(batch)
         return read_where_labelled(self.spec.task, batch)
 
     def _capture(self, width: int) -> None:

@@ -108,7 +108,7 @@ def parts_of(spec: RunSpec, folder: Path, options: Options) -> Parts:
         new_state=lambda: new_state(spec, device, functools.partial(shard, parallel=options.parallel)),
         step=step,
         store=FileStore(folder, spec.id, options.say, ranks, {"spec": json.dumps(spec.to_dict())}),
-        evaluate=lambda state: evaluate(state.model, spec, device),
+        evaluate=lambda state: evaluate(state.model, spec, device, ranks),
         steps=spec.training.steps,
         log_every=spec.training.log_every,
         eval_every=spec.evaluation.eval_every,

@@ -14,6 +14,7 @@ so that it does not depend on how the batch was cut, even where rows hold differ
 """
 
 import contextlib
+import functools
 import warnings
 from contextlib import AbstractContextManager
 from typing import Any
@@ -25,8 +26,9 @@ from torch import Tensor
 from statetrack.layers import Model
 from statetrack.spec import RunSpec
 from statetrack.tasks import IGNORE, Batch
-from statetrack.training.evaluation import autocast
+from statetrack.training.next_tokens import NextTokens
 from statetrack.training.optimizer import learning_rate, learning_rates
+from statetrack.training.precision import autocast
 from statetrack.training.protocols import Share, Source
 from statetrack.training.ranks import Parallel, Ranks
 from statetrack.training.source import read_where_labelled
@@ -68,6 +70,7 @@ class ShardedStep:
         self.ranks, self.parallel = ranks, parallel
         self.shares = [Share(ranks.rank, ranks.size, i, micro_batches) for i in range(micro_batches)]
         self.rates = learning_rates(spec.training).tolist()
+        self.next_tokens = NextTokens(spec, state.model) if spec.task.labels == "next" else None
         self.model: Any = state.model  # what is called in training; evaluation needs no DDP around it
         if parallel == "ddp":
             from torch.nn.parallel import DistributedDataParallel
@@ -103,10 +106,13 @@ class ShardedStep:
 
     def _loss(self, batch: Batch) -> Tensor:
         """The sum over the labels of a micro-batch, which may have none."""
-        inputs, options, targets = read_where_labelled(self.spec.task, batch)
+        read = self.next_tokens or functools.partial(read_where_labelled, self.spec.task)
+        inputs, options, targets = read(batch)
         with autocast(self.spec, self.state.device):
-            logits, _ = self.model(inputs, **options)
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+            result, _ = self.model(inputs, **options)
+        if self.next_tokens is not None:
+            return result  # the sum already
+        logits = result.to(torch.promote_types(result.dtype, torch.float32))
         return F.cross_entropy(logits.flatten(0, -2), targets.flatten(), ignore_index=IGNORE, reduction="sum")
 
     def _summing_gradients(self, last: bool) -> AbstractContextManager:

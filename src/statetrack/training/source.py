@@ -14,7 +14,8 @@ from torch import Generator, Tensor
 
 from statetrack.errors import UserError
 from statetrack.spec import RunSpec
-from statetrack.tasks import IGNORE, Batch, StoredTask, Task, answer_positions
+from statetrack.tasks import IGNORE, Batch, Corpus, StoredTask, Task, answer_positions
+from statetrack.training.corpus_source import CorpusSource
 from statetrack.training.protocols import WHOLE, Share, Source
 
 FIXED_SEED = 20_241_102  # of the fixed set: the same sequences for every seed of a run
@@ -23,6 +24,8 @@ WIDTHS = 4  # a batch is padded to the next of this many widths
 
 def source_of(spec: RunSpec, device: torch.device) -> Source:
     """The source that a spec asks for."""
+    if isinstance(spec.task, Corpus):
+        return CorpusSource(spec)
     if isinstance(spec.task, StoredTask):
         return StoredSource(spec)
     return FixedSource(spec) if spec.training.train_samples else DrawnSource(spec, device)
