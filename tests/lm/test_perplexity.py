@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from shards_by_hand import write_shards
+from random_shards import random_shards
 from torch.nn.functional import cross_entropy
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -34,7 +34,7 @@ def layouts(shards, length, bins=4, **options):
 
 @pytest.fixture
 def shards(tmp_path):
-    return write_shards(tmp_path / "data", {"heldout-a": [30, 5, 1, 90, 40], "heldout-b": [70]})
+    return random_shards(tmp_path / "data", {"heldout-a": [30, 5, 1, 90, 40], "heldout-b": [70]})
 
 
 @pytest.mark.parametrize("mixer", MIXERS)
@@ -76,7 +76,7 @@ def test_no_tensor_grows_with_the_length(tmp_path, mixer):
     model = tiny(mixer)
 
     def largest(length):
-        shards = write_shards(tmp_path / str(length), {"heldout": [2 * length + 1]})
+        shards = random_shards(tmp_path / str(length), {"heldout": [2 * length + 1]})
         with Largest() as seen:
             measure(model, shards, layouts(shards, length), Reading(window=16, batch=2))
         return seen.elements

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from shards_by_hand import write_shards
+from random_shards import random_shards
 
 from statetrack.errors import UserError
 from statetrack.layers import AttentionConfig, DeltaNetConfig, ModelConfig, build
@@ -17,7 +17,7 @@ LENGTH = 40
 
 @pytest.fixture
 def shards(tmp_path):
-    return write_shards(tmp_path, {"heldout-a": [30, 70], "heldout-b": [50]})
+    return random_shards(tmp_path, {"heldout-a": [30, 70], "heldout-b": [50]})
 
 
 def use(model, shards, **reading):

@@ -108,7 +108,7 @@ def describe(candidate: Candidate) -> Described:
 
 
 def weights_sha256(model: Model) -> str:
-    """The SHA-256 of a model's config and weights, in hexadecimal: the same losses follow from the same hash."""
+    """The SHA-256 of a model's config and weights, in hexadecimal: equal models have equal ones."""
     digest = hashlib.sha256(repr(model.config).encode())
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(name.encode())

@@ -1,4 +1,4 @@
-"""Several models on one set of sequences, one in memory at a time; models measured before are not repeated."""
+"""Several models on the same sequences, one in memory at a time; none is measured twice."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -50,7 +50,7 @@ def measure_models(
 ) -> Perplexities:
     """The losses of the models in these folders, written to `path` after each.
 
-    A model whose weights were measured before on the same sequences in the same precision is taken from there.
+    What that file holds of a model already, for the same sequences and precision, is not measured again.
     """
     contexts = [open_candidate(argument).context for argument in models]
     layouts = sequences.layouts(shards, contexts)

@@ -1,4 +1,4 @@
-"""What language models lost on the same text, cell by cell: means by position, and the file they are kept in."""
+"""The losses of language models on the same text, cell by cell; means by position; their file."""
 
 import json
 from collections.abc import Sequence
@@ -76,9 +76,8 @@ class Perplexities:
         """Whether both are about the same cells of the same data."""
         if (self.data, self.rows, list(self.layouts)) != (other.data, other.rows, list(other.layouts)):
             return False
-        return all(
-            layout.to_dict() == other.layouts[split].to_dict() for split, layout in self.layouts.items()
-        )
+        pairs = zip(self.layouts.values(), other.layouts.values(), strict=True)
+        return all(mine.to_dict() == theirs.to_dict() for mine, theirs in pairs)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON. Means by position are repeated there for readers of the file."""
@@ -144,7 +143,7 @@ def merge(measured: Sequence[Perplexities]) -> Perplexities:
     first = measured[0]
     if not all(first.same_sequences(other) for other in measured[1:]):
         raise UserError(
-            "the losses are of different sequences (data, length, rows, bins or splits) and cannot be paired. "
+            "the losses are of different sequences (data, length, rows, bins, splits) and cannot be paired. "
             "Measure the models with the same options."
         )
     models = {model.id: model for one in measured for model in one.models}

@@ -5,7 +5,7 @@ import math
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
 from typing import Literal
@@ -34,7 +34,7 @@ class PerplexityOptions:
     read. Models of one label are seeds of each other. Memory does not grow with the length.
     """
 
-    sequences: Sequences = Sequences()
+    sequences: Sequences = field(default_factory=Sequences)
     window: int = 2048  # tokens read at a time, with the state carried on
     batch: int = 4  # sequences read side by side
     precision: Literal["float32", "bfloat16"] = "float32"
@@ -72,9 +72,7 @@ def main(arguments: Sequence[str]) -> None:
         content = {label: [use.to_dict() for use in of_model] for label, of_model in uses.items()}
         write_text(options.out / "spectrum.json", json.dumps(content) + "\n")
         write_figure(options.out / "spectrum", language_models.spectrum_use(uses))
-    print(
-        f"\nSee {options.out}: {', '.join(sorted(p.name for p in options.out.iterdir() if p.suffix != '.json'))}"
-    )
+    print(f"\nSee {options.out}: perplexity.json, and the figures beside it.")
 
 
 class Progress:
@@ -90,7 +88,7 @@ class Progress:
 
 
 def perplexity_table(measured: Perplexities) -> str:
-    """Perplexity of every model on every split, over all positions, within the training length and past it."""
+    """Perplexity of every model on every split: at all positions, within the training length, past it."""
     lines: list[tuple[str, ...]] = [
         ("split", "model", "seed", "sequences", "perplexity", "within training length", "past it")
     ]
@@ -98,7 +96,7 @@ def perplexity_table(measured: Perplexities) -> str:
         for model in measured.models:
             windows = position_windows(layout, model.context)
             values = [f"{math.exp(measured.mean_loss(model, split, low, high)):.3f}" for low, high in windows]
-            values = (values + ["", ""])[:3]
+            values += [""] * (3 - len(values))
             lines.append((split, model.label, f"{model.seed}", f"{len(layout.starts)}", *values))
     first = next(iter(measured.layouts.values()))
     contexts = sorted({model.context for model in measured.models})
