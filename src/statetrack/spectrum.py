@@ -49,7 +49,7 @@ class Spectrum:
 
 @torch.no_grad()
 def learned_spectra(model: Model, spec: RunSpec, samples: int = 64, seed: int = 0) -> list[Spectrum]:
-    """The spectra of all layers on `samples` sequences of the training length.
+    """The spectra of all layers but attention on `samples` sequences of the training length.
 
     Of a Householder transition only the eigenvalues that can differ from 1 are kept: 1 - beta for DeltaNet,
     as many as there are factors for DeltaProduct.
@@ -61,6 +61,7 @@ def learned_spectra(model: Model, spec: RunSpec, samples: int = 64, seed: int = 
     return [
         Spectrum(i, informative(values, spec.model.mixer_of(i)).flatten(2), batch.inputs)
         for i, values in enumerate(found)
+        if values is not None
     ]
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from statetrack.errors import UserError
-from statetrack.layers import AttentionConfig, DeltaNetConfig, MambaConfig, MixerConfig, Model
+from statetrack.layers import DeltaNetConfig, MambaConfig, MixerConfig, Model
 from statetrack.lm.layout import Layout
 from statetrack.lm.perplexity import Reading, check_vocabulary
 from statetrack.lm.tables import aligned
@@ -91,7 +91,7 @@ def spectrum_use(
     Attention has no transitions and is left out.
     """
     check_vocabulary(model, shards)
-    if all(isinstance(_mixer(model, i), AttentionConfig) for i in range(len(model.blocks))):
+    if not any(block.mixer.is_recurrent for block in model.blocks):
         raise UserError("spectrum: the model has attention in every layer, so no transitions to look at.")
     model = model.to(reading.device).eval()
     found = []
@@ -124,7 +124,7 @@ def _watching(model: Model, tallies: dict[int, _Tally]) -> Iterator[None]:
     handles = [
         block.mixer.register_forward_pre_hook(watch(layer))  # type: ignore[union-attr]
         for layer, block in enumerate(model.blocks)
-        if not isinstance(_mixer(model, layer), AttentionConfig)
+        if block.mixer.is_recurrent
     ]
     try:
         yield
