@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -53,7 +53,7 @@ class Perplexities:
     rows: str
     layouts: dict[str, Layout]
     models: tuple[Measured, ...]
-    reading: dict[str, Any] = field(default_factory=dict)  # how it was computed; changes rounding only
+    precision: str = "float32"
 
     def by_position(self, model: Measured, split: str) -> PositionLoss:
         """Mean and standard error over sequences of the loss in each bin of positions."""
@@ -85,7 +85,7 @@ class Perplexities:
             "format": FORMAT,
             "data_sha256": self.data,
             "rows": self.rows,
-            "reading": self.reading,
+            "precision": self.precision,
             "splits": {
                 split: {
                     "length": layout.length,
@@ -124,7 +124,7 @@ class Perplexities:
             splits = model.pop("splits")
             losses = {split: np.asarray(of["cells"], dtype=float) for split, of in splits.items()}
             models.append(Measured(losses=losses, **model))
-        return cls(data["data_sha256"], data["rows"], layouts, tuple(models), data["reading"])
+        return cls(data["data_sha256"], data["rows"], layouts, tuple(models), data["precision"])
 
 
 def in_window(layout: Layout, low: int, high: int) -> np.ndarray:
@@ -147,7 +147,7 @@ def merge(measured: Sequence[Perplexities]) -> Perplexities:
             "Measure the models with the same options."
         )
     models = {model.id: model for one in measured for model in one.models}
-    return Perplexities(first.data, first.rows, first.layouts, tuple(models.values()), first.reading)
+    return Perplexities(first.data, first.rows, first.layouts, tuple(models.values()), first.precision)
 
 
 def write_perplexities(path: Path, perplexities: Perplexities) -> None:

@@ -95,7 +95,7 @@ def loss_by_position(
             handles[_with_seeds(label, curve.means)] = _position_line(axis, curve, _look(label, labels))
         if context:
             axis.axvline(context, color="#555555", linestyle="--", linewidth=1.0, zorder=1)
-        _perplexity_axis(axis, curves.values())
+        _perplexity_axis(axis, list(curves.values()), context)
         axis.set_title(domain(split), fontsize=10)
     for axis in axes.flat[len(panels) :]:
         axis.axis("off")
@@ -130,8 +130,12 @@ def _position_line(axis, curve: PositionCurve, style: dict):
     return axis.plot(middle, np.exp(means.mean(0)), linewidth=1.6, **style)[0]
 
 
-def _perplexity_axis(axis, curves) -> None:
+def _perplexity_axis(axis, curves: Sequence[PositionCurve], context: int) -> None:
     """Limits that show the differences: the first bin, which has little text to go by, may be cut off."""
+    length = max(curve.edges[-1] for curve in curves)
+    if context and length >= 2 * context:  # the training length, and its doubles
+        ticks = [context << i for i in range(length.bit_length()) if context << i <= length]
+        axis.set_xticks(ticks, [f"{t:,}" if t == context or 4 * t > length else "" for t in ticks])
     later = np.exp([values for curve in curves for mean in curve.means for values in mean[1:] or mean])
     room = 0.12 * (later.max() - later.min()) or 0.05 * later.max()
     axis.set_ylim(later.min() - room, later.max() + 2 * room)

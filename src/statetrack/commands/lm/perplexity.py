@@ -16,7 +16,7 @@ from statetrack.files import write_atomically, write_text
 from statetrack.lm.compare import Difference, as_table, compare, position_windows
 from statetrack.lm.measure_models import Sequences, measure_models, spectra_of_models
 from statetrack.lm.measured import Perplexities
-from statetrack.lm.perplexity import Reading
+from statetrack.lm.perplexity import WindowReader
 from statetrack.lm.spectrum import spectrum_table
 from statetrack.lm.tables import aligned
 from statetrack.report import figures, language_models
@@ -53,9 +53,9 @@ def main(arguments: Sequence[str]) -> None:
     figures.new_figure(1, 1)  # a missing extra is reported before the work
     *models, data = folders
     shards, progress = TokenShards.open(data), Progress()
-    reading = Reading(options.window, options.batch, options.precision, resolve_device(options.device))
+    reader = WindowReader(options.window, options.batch, options.precision, resolve_device(options.device))
     path = options.out / "perplexity.json"
-    measured = measure_models(models, shards, options.sequences, reading, path, progress)
+    measured = measure_models(models, shards, options.sequences, reader, path, progress)
     print(perplexity_table(measured))
     write_figure(options.out / "perplexity", figure_of(measured))
     found = differences_of(measured, options.unit)
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str]) -> None:
         )
         write_figure(options.out / "differences", language_models.differences(found))
     if options.spectrum:
-        uses = spectra_of_models(models, shards, options.sequences, reading, progress)
+        uses = spectra_of_models(models, shards, options.sequences, reader, progress)
         for label, of_model in uses.items():
             print(f"\nEigenvalues of the transitions, {label}:\n\n{spectrum_table(of_model)}")
         content = {label: [use.to_dict() for use in of_model] for label, of_model in uses.items()}
