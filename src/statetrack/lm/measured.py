@@ -57,14 +57,19 @@ class Perplexities:
 
     def by_position(self, model: Measured, split: str) -> PositionLoss:
         """Mean and standard error over sequences of the loss in each bin of positions."""
+        return _over_sequences(self._by_sequence(model, split))
+
+    def paired_by_position(self, pairs: Sequence[tuple[Measured, Measured]], split: str) -> PositionLoss:
+        """The same of the loss of the second of each pair minus that of the first, averaged over pairs."""
+        found = [self._by_sequence(b, split) - self._by_sequence(a, split) for a, b in pairs]
+        return _over_sequences(np.mean(found, axis=0))
+
+    def _by_sequence(self, model: Measured, split: str) -> np.ndarray:
+        """The mean loss of each sequence in each bin, (sequences, bins)."""
         layout = self.layouts[split]
-        shape = (len(layout.starts), len(layout.edges) - 1)
-        sums = np.zeros(shape)
+        sums = np.zeros((len(layout.starts), len(layout.edges) - 1))
         np.add.at(sums, (layout.sequence, layout.bin), model.losses[split])
-        means = sums / np.diff(layout.edges)
-        n = len(means)
-        error = means.std(0, ddof=1) / n**0.5 if n > 1 else np.full(shape[1], np.nan)
-        return PositionLoss(means.mean(0), error)
+        return sums / np.diff(layout.edges)
 
     def mean_loss(self, model: Measured, split: str, low: int = 0, high: int | None = None) -> float:
         """The mean loss at positions [low, high), in nats per token; they must be edges of bins."""
@@ -125,6 +130,13 @@ class Perplexities:
             losses = {split: np.asarray(of["cells"], dtype=float) for split, of in splits.items()}
             models.append(Measured(losses=losses, **model))
         return cls(data["data_sha256"], data["rows"], layouts, tuple(models), data["precision"])
+
+
+def _over_sequences(losses: np.ndarray) -> PositionLoss:
+    """Mean and standard error of losses (sequences, bins) over the first axis."""
+    n = len(losses)
+    error = losses.std(0, ddof=1) / n**0.5 if n > 1 else np.full(losses.shape[1], np.nan)
+    return PositionLoss(losses.mean(0), error)
 
 
 def in_window(layout: Layout, low: int, high: int) -> np.ndarray:

@@ -154,7 +154,15 @@ def _by_unit(eigenvalues: Tensor, mixer: MixerConfig) -> Tensor:
 
 def spectrum_table(uses: Sequence[SpectrumUse]) -> str:
     """Per split and layer: the fraction below 0, over all units and in the unit with most; how far below."""
-    columns = ("split", "layer", "units", "below 0", "most in a unit", "mean of min(a, 0)", "1 % quantile")
+    columns = (
+        "split",
+        "layer",
+        "units",
+        "below 0",
+        "most in a unit",
+        "mean of min(a, 0)",
+        "lowest 1 % quantile",
+    )
     lines: list[tuple[str, ...]] = [columns]
     for use in uses:
         n = len(use.negative)
