@@ -45,6 +45,9 @@ EXTRAS = {
     "jinja2": {"statetrack.report.page"},
     "markupsafe": {"statetrack.report.page"},
     "ray": {"statetrack.integrations.ray"},
+    "tokenizers": {"statetrack.lm.tokenizers"},
+    "pyarrow": {"statetrack.lm.documents"},
+    "datasets": {"statetrack.lm.inputs"},
     "mambapy": {"statetrack.bench.cases"},
     "transformers": {"statetrack.bench.cases"},
     "sympy": {"statetrack.automata.groups"},  # comes with torch, but takes long to import

@@ -39,12 +39,16 @@ MODULES = (
     "statetrack.ops.swiglu",
     "statetrack.layers",
     "statetrack.tasks",
+    "statetrack.tasks.token_shards",
     "statetrack.automata",
     "statetrack.automata.obstruct",
     "statetrack.spec",
     "statetrack.run",
     "statetrack.training",
     "statetrack.sweep",
+    "statetrack.lm.shards",
+    "statetrack.lm.tokenize",
+    "statetrack.lm.tokenizers",
     "statetrack.plugins",
 )
 PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/**/*.md")
