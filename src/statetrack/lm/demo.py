@@ -7,7 +7,7 @@ from pathlib import Path
 
 from statetrack.layers import model_config
 from statetrack.lm.compare import Difference
-from statetrack.lm.inputs import Reading, standard_library
+from statetrack.lm.inputs import Reading, open_inputs
 from statetrack.lm.measured import Perplexities
 from statetrack.lm.tokenize import TokenizeOptions, tokenize_units
 from statetrack.ops.checks import EIGENVALUES
@@ -29,15 +29,15 @@ class DemoSize:
     d_model: int = 128
     layers: int = 2
     heads: int = 2
-    lr: float = 5e-3
+    lr: float = 3e-3
     seed: int = 0
 
 
 def corpus_folder(folder: Path, say: Callable[[str], None]) -> Path:
     """Token shards of the standard library's Python files as bytes; made at the first call."""
     options = TokenizeOptions(heldout=HELDOUT)
-    found = standard_library(Reading(), options.shard_bytes)
-    tokenize_units(lambda: found.units, folder, options, skipped=found.skipped, say=say)
+    opened = open_inputs([], Reading(), options.shard_bytes)
+    tokenize_units(opened.units, folder, options, skipped=opened.skipped, say=say)
     return folder
 
 

@@ -6,11 +6,10 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
 from pathlib import Path
 from typing import Literal
 
-from statetrack.commands.flags import parse, take_plugins
+from statetrack.commands.flags import parse, take_leading, take_plugins
 from statetrack.errors import UserError
 from statetrack.files import write_atomically, write_text
 from statetrack.lm.compare import Difference, as_table, compare, position_windows
@@ -45,9 +44,8 @@ class PerplexityOptions:
 
 
 def main(arguments: Sequence[str]) -> None:
-    rest = take_plugins(arguments)
-    folders = list(takewhile(lambda argument: not argument.startswith("-"), rest))
-    options = parse(PerplexityOptions, rest[len(folders) :], USAGE)
+    folders, rest = take_leading(take_plugins(arguments))
+    options = parse(PerplexityOptions, rest, USAGE)
     if len(folders) < 2:
         raise UserError(f"lm perplexity: give models and the folder of the data: {USAGE}")
     figures.new_figure(1, 1)  # a missing extra is reported before the work
