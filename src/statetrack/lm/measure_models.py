@@ -9,7 +9,13 @@ import numpy as np
 from statetrack.errors import UserError
 from statetrack.lm.candidates import Described, describe, labels, open_candidate
 from statetrack.lm.layout import Layout, Rows, bin_edges, layout_of
-from statetrack.lm.measured import Measured, Perplexities, read_perplexities, write_perplexities
+from statetrack.lm.measured import (
+    Measured,
+    Perplexities,
+    read_perplexities,
+    shortened,
+    write_perplexities,
+)
 from statetrack.lm.perplexity import WindowReader, measure
 from statetrack.lm.spectrum import SpectrumUse, spectrum_use
 from statetrack.tasks.token_shards import TokenShards
@@ -63,6 +69,8 @@ def measure_models(
         if losses is None:
             said = _said(progress, described.name)
             losses = measure(candidate.model, shards, layouts, reader, said)
+            # as they will be read back, so that a second call prints and draws the same
+            losses = {split: np.array(shortened(values)) for split, values in losses.items()}
         found.append((described, losses))
         measured = Perplexities(shards.sha256, sequences.rows, layouts, _measured(found), reader.precision)
         write_perplexities(path, measured)

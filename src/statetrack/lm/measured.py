@@ -112,11 +112,11 @@ class Perplexities:
                 "loss": total,
                 "perplexity": float(np.exp(total)),
                 "by_position": {
-                    "mean": _short(mean),
-                    "standard_error": [None if np.isnan(e) else e for e in _short(error)],
-                    "perplexity": _short(np.exp(mean)),
+                    "mean": shortened(mean),
+                    "standard_error": [None if np.isnan(e) else e for e in shortened(error)],
+                    "perplexity": shortened(np.exp(mean)),
                 },
-                "cells": _short(losses),
+                "cells": shortened(losses),
             }
         names = ("id", "label", "seed", "context", "parameters", "weights")
         return {name: getattr(model, name) for name in names} | {"splits": splits}
@@ -182,6 +182,6 @@ def read_perplexities(path: Path) -> Perplexities:
         raise UserError(f"{path} cannot be read as losses by position: {error}") from error
 
 
-def _short(values: np.ndarray) -> list[float]:
-    """Eight digits: more than float32 sums hold, and half of the file."""
+def shortened(values: np.ndarray) -> list[float]:
+    """The values with eight digits, as files keep them: more than sums of float32 have."""
     return [float(f"{value:.8g}") for value in values]
