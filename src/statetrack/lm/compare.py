@@ -96,7 +96,7 @@ def compare(
 
 
 def paired_seeds(perplexities: Perplexities, first: str, second: str) -> list[tuple[Measured, Measured]]:
-    """The models of both labels with equal seeds."""
+    """Pairs of a model of each label with equal seeds, by seed; none in common is a `UserError`."""
     labels = {model.label for model in perplexities.models}
     for label in (first, second):
         if label not in labels:

@@ -168,7 +168,7 @@ def write_perplexities(path: Path, perplexities: Perplexities) -> None:
 
 
 def read_perplexities(path: Path) -> Perplexities:
-    """What `write_perplexities` wrote."""
+    """What `write_perplexities` wrote; a file of anything else is a `UserError`."""
     try:
         data = json.loads(Path(path).read_text())
         if not isinstance(data, dict) or data.get("format") != FORMAT:
