@@ -7,7 +7,14 @@ from pathlib import Path
 import numpy as np
 
 from statetrack.errors import UserError
-from statetrack.lm.candidates import Described, describe, labels, open_candidate
+from statetrack.lm.candidates import (
+    Described,
+    check_tokenizer,
+    context_of,
+    describe,
+    labels,
+    open_candidate,
+)
 from statetrack.lm.layout import Layout, Rows, bin_edges, layout_of
 from statetrack.lm.measured import (
     Measured,
@@ -58,8 +65,9 @@ def measure_models(
 
     What that file holds of a model already, for the same sequences and precision, is not measured again.
     """
-    contexts = [open_candidate(argument).context for argument in models]
-    layouts = sequences.layouts(shards, contexts)
+    for argument in models:  # what is wrong is said before the work
+        check_tokenizer(argument, shards.folder)
+    layouts = sequences.layouts(shards, [context_of(argument) for argument in models])
     known = _known(path, Perplexities(shards.sha256, sequences.rows, layouts, (), reader.precision))
     found: list[tuple[Described, dict[str, np.ndarray]]] = []
     for argument in models:
