@@ -153,7 +153,7 @@ def test_labels_differ_where_more_than_the_seed_does():
         "DeltaNet 340M [-1,1]",
     ]
     assert labels([described("x"), described("y", kind="b")]) == [
-        "DeltaNet 1M x [-1,1]",
-        "DeltaNet 1M y [-1,1]",
+        "DeltaNet x [-1,1]",
+        "DeltaNet y [-1,1]",
     ]
     assert labels([described("x", given="mine"), described("y")]) == ["mine", "DeltaNet [-1,1]"]

@@ -113,17 +113,18 @@ def _range(mixer: object) -> str:
 
 
 def labels(candidates: Sequence[Described]) -> list[str]:
-    """A label for each, the same for two that differ in their seed only; the folder's name where needed."""
-    plain = [c.given or c.family for c in candidates]
-    kinds = {(label, c.given or c.kind) for label, c in zip(plain, candidates, strict=True)}
-    clashing = {label for label, n in Counter(label for label, _ in kinds).items() if n > 1}
-    sized = [
-        _insert(p, _size(c.parameters)) if p in clashing else p
-        for p, c in zip(plain, candidates, strict=True)
-    ]
-    kinds = {(label, c.given or c.kind) for label, c in zip(sized, candidates, strict=True)}
-    clashing = {label for label, n in Counter(label for label, _ in kinds).items() if n > 1}
-    return [_insert(s, c.name) if s in clashing else s for s, c in zip(sized, candidates, strict=True)]
+    """A label for each, the same for two that differ in nothing but the seed.
+
+    Where others would share it, the number of parameters or the folder's name is added, if it differs.
+    """
+    names = [c.given or c.family for c in candidates]
+    for word_of in (lambda c: _size(c.parameters), lambda c: c.name):
+        words = [word_of(c) for c in candidates]
+        kinds = {(name, c.given or c.kind) for name, c in zip(names, candidates, strict=True)}
+        shared = {name for name, n in Counter(name for name, _ in kinds).items() if n > 1}
+        differing = {n for n in shared if len({w for m, w in zip(names, words, strict=True) if m == n}) > 1}
+        names = [_insert(n, w) if n in differing else n for n, w in zip(names, words, strict=True)]
+    return names
 
 
 def describe(candidate: Candidate) -> Described:
