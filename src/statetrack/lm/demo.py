@@ -81,6 +81,8 @@ def summary(measured: Perplexities, differences: Sequence[Difference]) -> str:
             (0, measured.models[0].context): "Within the training length",
         }.get((d.low, d.high), "Past the training length")
         perplexities = [math.exp(measured.mean_loss(m, d.split, d.low, d.high)) for m in measured.models[:2]]
+        if len(measured.layouts) > 1:
+            where = f"{d.split}: {where[0].lower()}{where[1:]}"
         lines.append(
             f"{where}, [0,1] has perplexity {perplexities[0]:.3f} and [-1,1] {perplexities[1]:.3f}: "
             f"{_verdict(d)} ({d.mean:+.4f} nats, 95 % interval {d.lower:+.4f} to {d.upper:+.4f})."

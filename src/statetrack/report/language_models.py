@@ -147,7 +147,7 @@ def _position_line(axis, curve: PositionCurve, style: dict, alone: bool):
 def _difference_line(axis, curve: PositionCurve, style: dict) -> None:
     assert curve.difference is not None
     mean, error = (np.array(values) for values in curve.difference)
-    axis.axhline(0, color="#888888", linewidth=0.8, zorder=1)
+    axis.axhline(0, color="#444444", linewidth=0.9, zorder=1)
     _band(axis, _middles(curve), mean - Z * error, mean + Z * error, style)
     axis.plot(_middles(curve), mean, linewidth=1.4, **style)
 
