@@ -51,8 +51,10 @@ MODULES = (
     "statetrack.lm.spectrum",
     "statetrack.sweep",
     "statetrack.lm.shards",
+    "statetrack.lm.specs",
     "statetrack.lm.tokenize",
     "statetrack.lm.tokenizers",
+    "statetrack.integrations.loggers",
     "statetrack.plugins",
 )
 PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/**/*.md")

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from statetrack.ops.adamw import recorded_adamw
+from statetrack.ops.adamw.triton import backend
 from statetrack.ops.adamw.triton.backend import refuses
 
 SHAPES = [(24, 60), (3,), (10, 24), (1, 1), (1100,)]
@@ -32,6 +33,16 @@ def set_gradients(chosen, step, size=1.0):
 @pytest.mark.parametrize(("clip", "size"), [(0.0, 1.0), (1.0, 1.0), (1.0, 1e-3)])
 @pytest.mark.parametrize("betas", [(0.9, 0.95), (0.9, 0.999)])
 def test_steps_are_those_of_pytorch(clip, size, betas):
+    _compare(clip, size, betas)
+
+
+def test_the_norm_of_a_large_model_is_summed_once(monkeypatch):
+    monkeypatch.setattr(backend, "SUMMED_BY_ALL", 4)
+    monkeypatch.setattr(backend, "TOTAL_BLOCK", 4)
+    _compare(1.0, 1.0, (0.9, 0.95))
+
+
+def _compare(clip, size, betas):
     theirs = optimizer(betas=betas)
     set_gradients(theirs, 0, size)
     theirs.step()

@@ -7,6 +7,7 @@ from statetrack.ops import partial_gradients
 from statetrack.ops.adamw.triton import backend as adamw
 from statetrack.ops.cross_entropy.triton import backend as cross_entropy
 from statetrack.ops.embedding.triton import backend as embedding
+from statetrack.ops.linear_cross_entropy.triton import backend as linear_cross_entropy
 from statetrack.ops.pack.triton import backend as pack
 from statetrack.ops.rms_norm.triton import backend as rms_norm
 from statetrack.ops.short_convolution.triton import backend as short_convolution
@@ -73,7 +74,22 @@ def test_cross_entropy_compiles(N, dtype):
     assert_fits(compile_as_launched("cross_entropy", "mean_kernel", pointers, constants, programs="i32"))
 
 
-@pytest.mark.parametrize(("V", "D", "dtype"), [(121, 128, "fp32"), (1000, 512, "bf16")])
+@pytest.mark.parametrize(("N", "dtype"), [(11, "fp32"), (32_000, "bf16"), (50_280, "bf16")])
+def test_the_losses_of_a_linear_read_out_compile(N, dtype):
+    pointers = {"logits": dtype, "targets": "i64", "losses": "fp32"}
+    scalars = {"ignore_index": "i32", "stride": "i32"}
+    for gradient in (False, True):
+        constants = linear_cross_entropy.constants(N) | {"GRADIENT": gradient}
+        compiled = compile_as_launched(
+            "linear_cross_entropy", "row_losses_kernel", pointers, constants, **scalars
+        )
+        assert_fits(compiled)
+        assert compiled.registers <= 128
+
+
+@pytest.mark.parametrize(
+    ("V", "D", "dtype"), [(121, 128, "fp32"), (1000, 512, "bf16"), (32_000, 1024, "fp32")]
+)
 def test_embedding_compiles(V, D, dtype):
     constants, _ = embedding.backward_plan(17_000, V, D, processors=132)
     pointers = {"tokens": "i64", "dout": dtype, "dweights": "fp32"}
@@ -83,6 +99,9 @@ def test_embedding_compiles(V, D, dtype):
     constants = {"V": V, "D": D, "BD": 128, "BT": 16, "num_warps": 4}
     pointers = {"tokens": "i64", "weight": dtype, "out": dtype}
     assert_fits(compile_as_launched("embedding", "embedding_kernel", pointers, constants, count="i32"))
+    pointers = {"tokens": "i64", "order": "i64", "dout": dtype, "dweight": dtype}
+    constants = embedding.sorted_constants(V, D)
+    assert_fits(compile_as_launched("embedding", "sorted_backward_kernel", pointers, constants, count="i32"))
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(528, 128), (66, 15_488)])
@@ -96,13 +115,19 @@ def test_column_sums_compile(rows, columns):
 
 
 def test_adamw_compiles():
+    total = {"BLOCK": adamw.TOTAL_BLOCK, "num_warps": 8}
+    assert_fits(
+        compile_as_launched(
+            "adamw", "total_kernel", {"squares": "fp32", "total": "fp32"}, total, programs="i32"
+        )
+    )
     constants = {"BLOCK": adamw.BLOCK, "num_warps": 4}
     pointers = {"table": "i64", "squares": "fp32"}
     assert_fits(compile_as_launched("adamw", "norm_kernel", pointers, constants))
     pointers |= {"decays": "fp32", "rate": "fp32"}
     floats = ("clip", "beta1", "beta2", "log_beta1", "log_beta2", "eps")
     scalars = {"programs": "i32"} | dict.fromkeys(floats, "fp32")
-    for programs in (512, adamw.MAX_PROGRAMS):
+    for programs in (16, 512, adamw.SUMMED_BY_ALL):
         assert_fits(
             compile_as_launched("adamw", "update_kernel", pointers, constants | {"BP": programs}, **scalars)
         )

@@ -5,8 +5,9 @@ import random
 from dataclasses import replace
 
 from statetrack.layers import model_config
+from statetrack.lm.shards import write_shards
 from statetrack.spec import EvaluationConfig, RunSpec, TrainingConfig
-from statetrack.tasks import task
+from statetrack.tasks import Corpus, task
 
 CUT = 8  # the step after which a run is stopped
 
@@ -32,3 +33,17 @@ def file_spec(folder):
         path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     training = replace(SPEC.training, train_lengths=None)
     return RunSpec(task(f"jsonl:{path}"), SPEC.model, training, EvaluationConfig(eval_every=10)).resolved()
+
+
+def text_spec(folder):
+    """A language model with one table for embedding and head, whose documents start from an empty state."""
+    path, drawn = folder / "shards", random.Random(1)
+    if not path.exists():
+        documents = [[drawn.randrange(16) for _ in range(drawn.randrange(2, 30))] for _ in range(40)]
+        write_shards(path, {"train": documents[8:], "heldout": documents[:8]}, 17, 16)
+    return RunSpec(
+        Corpus(str(path), context=12, reset=True),
+        model_config("deltanet", d_model=8, heads=2, layers=2, tied=True),
+        replace(SPEC.training, steps=8, train_lengths=None),
+        EvaluationConfig(eval_lengths=(4, 24), eval_samples=4, eval_batch=2),
+    ).resolved()

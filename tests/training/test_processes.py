@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from process_specs import CUT, SPEC, file_spec
+from process_specs import CUT, SPEC, file_spec, text_spec
 from torch import Generator
 from torch.nn.parallel import DistributedDataParallel
 
@@ -20,7 +20,7 @@ from statetrack.errors import UserError
 from statetrack.files import load_tensors
 from statetrack.run import load_run, main, run
 from statetrack.tasks import IGNORE, task
-from statetrack.training import Options, evaluate
+from statetrack.training import Options, build_model, evaluate
 from statetrack.training.protocols import WHOLE, Share
 from statetrack.training.ranks import PARALLEL, start_processes
 from statetrack.training.sharded_step import ShardedStep
@@ -43,7 +43,9 @@ def assert_same_run(folder, expected_folder):
     assert [row["step"] for row in ours] == [row["step"] for row in expected]
     for name in ("loss", "lr"):
         assert [row[name] for row in ours] == pytest.approx([row[name] for row in expected], rel=1e-5)
-    assert ours[-1]["accuracy"] == expected[-1]["accuracy"]
+    assert ours[-1].get("accuracy") == expected[-1].get("accuracy")
+    for name in {"grad_norm", "heldout_loss"} & expected[-1].keys():
+        assert ours[-1][name] == pytest.approx(expected[-1][name], rel=1e-5)
     weights = [load_tensors(path / "model.safetensors")[0] for path in (folder, expected_folder)]
     torch.testing.assert_close(*weights, rtol=1e-5, atol=1e-5)
 
@@ -68,6 +70,7 @@ def two(tmp_path_factory):
             for parallel in PARALLEL:
                 _cut_at_one(out / parallel / "from one")
             file_spec(out)
+            text_spec(out)
             command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
             command += [str(HERE / "two_processes.py"), str(out)]
             ran = subprocess.run(command, capture_output=True, text=True, timeout=300)
@@ -135,7 +138,19 @@ def test_a_signal_to_one_rank_stops_both_at_one_step_with_one_checkpoint(paralle
     expected = ["Interrupted", f"Stopped at step {CUT} of 20; the same command goes on from there."]
     assert ended(two, f"{parallel}, stopped") == [expected, expected]
     (checkpoint,) = checkpoints(two / parallel / "to one")
-    assert checkpoint.name == f"checkpoint-{CUT:09d}.safetensors"
+    assert checkpoint.name == f"checkpoint-{CUT:09d}" + (".safetensors" if parallel == "ddp" else "")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parallel", ["fsdp", "zero2"])
+def test_each_of_two_processes_writes_its_part_of_a_checkpoint(parallel, two):
+    (checkpoint,) = checkpoints(two / parallel / "to one")
+    parts = [load_tensors(path)[0] for path in sorted(checkpoint.glob("*.safetensors"))]
+    for name, weight in build_model(SPEC).state_dict().items():
+        rows_there = [len(part[f"model.{name}"]) for part in parts if f"model.{name}" in part]
+        assert sum(rows_there) == len(weight)
+        assert max(rows_there) == -(-len(weight) // 2)
+    assert sum(part.keys() >= {"generator", "loss_sum"} for part in parts) == 1
 
 
 @pytest.mark.slow
@@ -145,6 +160,32 @@ def test_sharded_weights_are_written_whole(parallel, two):
     assert done["machine"]["processes"] == f"2, {parallel}"
     spec, model = load_run(two / parallel / "whole")
     assert evaluate(model, spec, CPU)["accuracy"] == done["metrics"]["accuracy"]
+
+
+@pytest.fixture(scope="session")
+def text(two, tmp_path_factory):
+    """The folder of one process that trains the language model."""
+    folder = tmp_path_factory.mktemp("text")
+    run(text_spec(two), folder, Options(**QUIET))
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parallel", PARALLEL)
+def test_two_processes_train_the_language_model_of_one(parallel, two, text):
+    assert_same_run(two / parallel / "text/whole", text)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parallel", PARALLEL)
+def test_a_language_model_goes_on_at_the_same_number_of_processes_to_the_bit(parallel, two, text, tmp_path):
+    for name in ("metrics.jsonl", "model.safetensors"):
+        whole, cut = ((two / parallel / "text" / end / name).read_bytes() for end in ("whole", "cut"))
+        assert whole == cut
+    folder, said = shutil.copytree(two / parallel / "text/to one", tmp_path / "one"), []
+    run(text_spec(two), folder, Options(device="cpu", say=said.append))
+    assert said == ["Going on from step 5 of 8."]
+    assert_same_run(folder, text)
 
 
 @pytest.mark.slow
@@ -161,7 +202,8 @@ def test_what_fails_on_one_rank_fails_on_all(two):
     diverged, full = ended(two, "diverged"), ended(two, "full disk")
     assert {kind for kind, _ in (*diverged, *full)} == {"Diverged", "OSError"}
     assert all("Try a smaller --lr" in text for _, text in diverged)
-    assert all("No space left on device" in text for _, text in full)
+    kept = "No space left on device, in the checkpoint of step 6; the last good checkpoint is "
+    assert all(text.endswith(f"{kept}{two}/full/checkpoint-000000005") for _, text in full)
     assert ended(two, "refused on rank 1") == [["UserError", "rank 1 cannot"]] * 2
 
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from process_specs import CUT, SPEC, file_spec
+from process_specs import CUT, SPEC, file_spec, text_spec
 
 from statetrack.errors import Diverged, Interrupted, UserError
 from statetrack.run import run, running
@@ -39,12 +39,19 @@ def main(out: Path) -> None:
             run(SPEC, cut, options(parallel))
             # left there by one process
             run(SPEC, out / parallel / "from one", options(parallel))
+            text = out / parallel / "text"
+            _outcome(_stop_on_rank_1, text / "cut", options(parallel), ranks, text_spec(out), 5)
+            if ranks.is_first:
+                shutil.copytree(text / "cut", text / "to one")
+            for folder in (text / "cut", text / "whole"):
+                run(text_spec(out), folder, options(parallel))
         # whether it is time for a checkpoint is rank 0's to say: if not, they would wait for each other
         seconds = 0.0 if ranks.is_first else 1e9
         run(file_spec(out), out / "file", options("fsdp", checkpoint_seconds=seconds))
         diverging = replace(SPEC, training=replace(SPEC.training, lr=1e30, warmup=0.0, clip=0.0))
         ended["diverged"] = _outcome(run, diverging, out / "diverged", options("ddp"))
-        ended["full disk"] = _outcome(_run_on_a_full_disk, out / "full", options("fsdp"), ranks)
+        every = options("fsdp", checkpoint_seconds=0.0)
+        ended["full disk"] = _outcome(_run_on_a_full_disk, out / "full", every, ranks)
         ended["refused on rank 1"] = _outcome(_refuse_on_rank_1, ranks)
     (out / f"rank-{ranks.rank}.json").write_text(json.dumps(ended))
 
@@ -63,25 +70,27 @@ def _refuse_on_rank_1(ranks):
             raise UserError("rank 1 cannot")
 
 
-def _stop_on_rank_1(folder, options, ranks):
-    """Rank 1 hears SIGTERM after step CUT - 1, so that the run should end behind the step after it."""
+def _stop_on_rank_1(folder, options, ranks, spec=SPEC, cut=CUT):
+    """Rank 1 hears SIGTERM after step `cut` - 1, so that the run should end behind the step after it."""
     with stop_signals() as stop:
-        for step, _ in enumerate(running(SPEC, folder, options, stop), 1):
-            if step == CUT - 1 and ranks.rank == 1:
+        for step, _ in enumerate(running(spec, folder, options, stop), 1):
+            if step == cut - 1 and ranks.rank == 1:
                 os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _run_on_a_full_disk(folder, options, ranks):
-    """No checkpoint can be written from the fifth step on."""
+    """From the sixth step on rank 1 cannot write its part of a checkpoint."""
+    real = os.fsync
 
     def fail(file):
-        raise OSError(28, "No space left on device")
+        if os.readlink(f"/proc/self/fd/{file}").endswith(".safetensors"):
+            raise OSError(28, "No space left on device")
+        real(file)
 
-    real = os.fsync
     try:
         with stop_signals() as stop:
             for step, _ in enumerate(running(SPEC, folder, options, stop), 1):
-                if step == 5 and ranks.is_first:
+                if step == 5 and ranks.rank == 1:
                     os.fsync = fail
     finally:
         os.fsync = real

@@ -58,6 +58,8 @@ class GraphStep:
         self.graphs: dict[int, _Graph] = {}  # by width
         self.seen: dict[int, int] = {}
         self.half_weights: HalfWeights | None = None
+        self.update: RecordedAdamW | None = None  # of the last step
+        self.norm = torch.zeros((), device=self.device)  # of the last gradients, where `update` is None
         # attention pads what is packed
         packs = spec.task.labels == "last" and state.model.packs and state.model.is_recurrent
         # the reference backends take packed sequences one by one
@@ -82,15 +84,21 @@ class GraphStep:
         self.source.prepare(self.state.step)
         if width in self.graphs:
             self.graphs[width].replay(self)
+            self.update = self.graphs[width].update
         else:
-            batch, update = self.draw(), self.recorded_update()
+            batch, self.update = self.draw(), self.recorded_update()
             if self.seen[width] <= EAGER_FIRST:
                 self._compile_kernels(batch)
-            self.arithmetic(batch, update)
+            self.arithmetic(batch, self.update)
         self.state.step += 1
 
     def last_rate(self) -> float:
         return learning_rate(self.state.step - 1, self.spec.training)
+
+    def last_norm(self) -> float | None:
+        if not self.spec.training.clip:
+            return None
+        return (self.norm if self.update is None else self.update.norm()).item()
 
     def draw(self) -> Batch:
         return self.source.batch(self.state.step, WHOLE, self.state.generator)
@@ -124,7 +132,7 @@ class GraphStep:
             update.launch()
         else:
             if clip:
-                torch.nn.utils.clip_grad_norm_(state.model.parameters(), clip)
+                self.norm.copy_(torch.nn.utils.clip_grad_norm_(state.model.parameters(), clip))
             state.optimizer.step()
         state.loss_sum += loss.detach()
         self.count += 1

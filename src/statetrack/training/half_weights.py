@@ -19,9 +19,13 @@ class HalfWeights:
         self.model = model
         self.copies: dict[str, Tensor] = {}  # by name of the weight
         self.of: dict[Tensor, Tensor] = {}  # by the weight itself
+        # a tied head: autocast casts it, because the embedding reads the same weight in float32
+        embedded = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
         for name, module in model.named_modules():
             if not isinstance(module, nn.Linear) or type(module.weight) is not nn.Parameter:
                 continue  # a parametrised or quantised weight is computed, not stored: autocast casts it
+            if id(module.weight) in embedded:
+                continue
             if module.weight.dtype == torch.float32:
                 copy = module.weight.detach().bfloat16().requires_grad_()
                 self.copies[f"{name}.weight"] = self.of[module.weight] = copy

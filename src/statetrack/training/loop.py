@@ -7,7 +7,6 @@ the parts that a spec and the options ask for.
 import contextlib
 import functools
 import json
-import math
 import signal
 import threading
 import time
@@ -15,23 +14,28 @@ from collections.abc import Callable, Iterator
 from collections.abc import Generator as Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
-from statetrack.errors import Diverged, Interrupted, UserError, unknown_name
+from statetrack.errors import Interrupted, UserError, require, unknown_name
 from statetrack.spec import RunSpec
+from statetrack.training import sharded_files
 from statetrack.training.evaluation import evaluate
 from statetrack.training.graph_step import GraphStep
+from statetrack.training.guard import Guard
 from statetrack.training.metrics_file import MetricsFile, read_metrics
 from statetrack.training.protocols import Parts, Step
 from statetrack.training.ranks import PARALLEL, Parallel, Ranks
 from statetrack.training.sharded_step import ShardedStep, shard
 from statetrack.training.source import source_of
 from statetrack.training.state import TrainingState, new_state
-from statetrack.training.store import FileStore
+from statetrack.training.store import FileStore, ShardedStore
+from statetrack.training.throughput import Meter, append_throughput
 
 ProgressCallback = Callable[[int, dict[str, Any]], None]
+Checkpoints = Literal["whole", "sharded"]
+CHECKPOINTS = ("whole", "sharded")
 # What carries out a run step by step: it yields after each, so that several can take turns on one GPU.
 Running = Coroutine[None, None, dict[str, Any]]
 
@@ -48,12 +52,19 @@ class Options:
     ranks: Ranks = field(default_factory=Ranks)
     parallel: Parallel | None = None  # how several processes share the work; "ddp" when None
     micro_batches: int = 1  # pieces of a rank's batch, one after the other to save memory
+    checkpoints: Checkpoints | None = None  # "sharded" (a file per rank) for fsdp and zero2 when None
+    activation_checkpointing: bool = False  # compute blocks again in the backward pass, to save memory
+    spike: float = 0.0  # end the run when the loss is this much above its median of late; 0: at NaN only
 
     def __post_init__(self) -> None:
         if not self.checkpoint_seconds >= 0:
             raise UserError(f"checkpoint_seconds is {self.checkpoint_seconds}, expected 0 or more.")
         if self.micro_batches < 1:
             raise UserError(f"micro_batches is {self.micro_batches}, expected at least 1.")
+        if not self.spike >= 0:
+            raise UserError(f"spike is {self.spike}, expected 0 (off) or more.")
+        if self.checkpoints not in (None, *CHECKPOINTS):
+            raise unknown_name("checkpoints", self.checkpoints, CHECKPOINTS)
         if self.parallel not in (None, *PARALLEL):
             raise unknown_name("parallel", self.parallel, PARALLEL)
         if self.ranks.distributed:
@@ -94,6 +105,21 @@ def check_options(spec: RunSpec, options: Options) -> torch.device:
     return device
 
 
+def store_of(spec: RunSpec, folder: Path, options: Options) -> FileStore:
+    """Checkpoints in parts where the weights are in parts, else whole ones; or what the options ask for."""
+    kind = options.checkpoints
+    if kind is None and options.parallel in ("fsdp", "zero2"):
+        kind = "sharded" if sharded_files.is_available() else "whole"
+        if kind == "whole":
+            options.say(
+                "Checkpoints are gathered by process 0: for one file per process install safetensors."
+            )
+    if kind == "sharded":
+        require("safetensors", extra="lm", for_="--checkpoints sharded")
+    store = ShardedStore if kind == "sharded" else FileStore
+    return store(folder, spec.id, options.say, options.ranks, {"spec": json.dumps(spec.to_dict())})
+
+
 def parts_of(spec: RunSpec, folder: Path, options: Options) -> Parts:
     """The parts of a spec's run: a CUDA graph or its eager twin for one process, else the sharded step."""
     device, ranks = check_options(spec, options), options.ranks
@@ -104,14 +130,20 @@ def parts_of(spec: RunSpec, folder: Path, options: Options) -> Parts:
             return GraphStep(spec, state, source, options.say, options.cuda_graphs)
         return ShardedStep(spec, state, source, ranks, options.parallel, options.micro_batches)
 
+    def fresh() -> TrainingState:
+        state = new_state(spec, device, functools.partial(shard, parallel=options.parallel))
+        state.model.checkpoint_activations = options.activation_checkpointing
+        return state
+
     return Parts(
-        new_state=lambda: new_state(spec, device, functools.partial(shard, parallel=options.parallel)),
+        new_state=fresh,
         step=step,
-        store=FileStore(folder, spec.id, options.say, ranks, {"spec": json.dumps(spec.to_dict())}),
+        store=store_of(spec, folder, options),
         evaluate=lambda state: evaluate(state.model, spec, device, ranks),
         steps=spec.training.steps,
         log_every=spec.training.log_every,
         eval_every=spec.evaluation.eval_every,
+        meter=Meter(spec, device, ranks) if spec.task.labels == "next" else None,
     )
 
 
@@ -135,6 +167,8 @@ def loop(parts: Parts, path: Path, options: Options, stop: threading.Event) -> R
     state = state or parts.new_state()
     log = _Log(parts, path, options, [row for row in rows if row["step"] <= state.step])
     step = parts.step(state)
+    if parts.meter is not None:
+        parts.meter.start(state.step)
     while state.step < parts.steps:
         with step.on_stream():
             step()
@@ -151,6 +185,8 @@ class _Log:
         self.parts, self.options, self.ranks, self.rows = parts, options, options.ranks, rows
         self.file = MetricsFile(path)  # rank 0 alone writes to it
         self.ranks.on_first(lambda: self.file.begin(rows))
+        self.meter, self.throughput = parts.meter, path.with_name("throughput.jsonl")
+        self.guard = Guard(options.spike, parts.store.newest, self.ranks)
         self.saved_at = time.monotonic()
 
     def after(self, step: Step, stop: threading.Event) -> None:
@@ -160,34 +196,63 @@ class _Log:
         evaluates = last or bool(every and state.step % every == 0)
         if evaluates or state.step % self.parts.log_every == 0:
             row = self._take_row(step)
+            speed = {} if self.meter is None else self.meter.read(state.step)
             if evaluates:
-                row |= self.parts.evaluate(state)
+                self.guard.check_weights(state)
+                with self._paused():
+                    row |= self.parts.evaluate(state)
             self.rows.append(row)
-            self.ranks.on_first(lambda: self._write(row))
+            self.ranks.on_first(lambda: self._write(row, speed))
         late = self.ranks.is_first and time.monotonic() - self.saved_at > self.options.checkpoint_seconds
         asked, late = self.ranks.agree(stop.is_set() and not last, late)
         if evaluates or asked or late:
-            self.ranks.on_first(lambda: self.file.flush())
-            self.parts.store.save(state, len(self.rows))
-            self.saved_at = time.monotonic()
+            with self._paused():
+                self._save(state)
         if asked:
             raise Interrupted(
                 f"Stopped at step {state.step} of {steps}; the same command goes on from there."
             )
 
+    def _save(self, state: TrainingState) -> None:
+        """Write a checkpoint, of a state that the guard lets pass."""
+        since = self._steps_since_row(state)
+        if since:  # otherwise the loss was looked at for the row
+            self.guard.check_loss(state.loss_sum.item() / since, state.step, self.rows)
+        self.guard.check_weights(state)
+        try:
+            self.ranks.on_first(lambda: self.file.flush())
+            self.parts.store.save(state, len(self.rows))
+        except OSError as error:
+            newest = self.parts.store.newest()
+            kept = f"; the last good checkpoint is {newest}" if newest else ""
+            raise OSError(
+                error.errno, f"{error.strerror or error}, in the checkpoint of step {state.step}{kept}"
+            ) from error
+        self.saved_at = time.monotonic()
+
+    def _steps_since_row(self, state: TrainingState) -> int:
+        return state.step - (self.rows[-1]["step"] if self.rows else 0)
+
     def _take_row(self, step: Step) -> dict[str, Any]:
         """The mean loss since the last row, the same on every rank."""
         state = step.state
-        since = state.step - (self.rows[-1]["step"] if self.rows else 0)
-        loss = state.loss_sum.item() / since
+        loss = state.loss_sum.item() / self._steps_since_row(state)
         state.loss_sum.zero_()
-        if not math.isfinite(loss):
-            raise Diverged(f"The loss is {loss} at step {state.step}. Try a smaller --lr.")
-        return {"step": state.step, "loss": loss, "lr": step.last_rate()}
+        self.guard.check_loss(loss, state.step, self.rows)
+        row = {"step": state.step, "loss": loss, "lr": step.last_rate()}
+        if self.meter is not None and (norm := step.last_norm()) is not None:
+            row["grad_norm"] = norm
+        return row
 
-    def _write(self, row: dict[str, Any]) -> None:
+    def _write(self, row: dict[str, Any], speed: dict[str, Any]) -> None:
         self.file.append(row)
-        self.options.progress(row["step"], row)
+        if speed:
+            append_throughput(self.throughput, row["step"], speed)
+        self.options.progress(row["step"], row | speed)
+
+    def _paused(self) -> contextlib.AbstractContextManager[None]:
+        """What happens in here does not count as training time."""
+        return contextlib.nullcontext() if self.meter is None else self.meter.paused()
 
 
 @contextlib.contextmanager

@@ -15,12 +15,14 @@ do (print, write) goes through `ranks.py`.
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from torch import Generator
 
 from statetrack.tasks import Batch
 from statetrack.training.state import TrainingState
+from statetrack.training.throughput import Meter
 
 
 class Share(NamedTuple):
@@ -79,6 +81,10 @@ class Step(Protocol):
         """The learning rate of the last step."""
         ...
 
+    def last_norm(self) -> float | None:
+        """The norm of the last step's gradients before clipping; None where nothing is clipped."""
+        ...
+
     def on_stream(self) -> AbstractContextManager:
         """Where everything that touches the state must run."""
         ...
@@ -94,6 +100,10 @@ class Store(Protocol):
     def load_latest(self, new_state: Callable[[], TrainingState], rows: list[int]) -> TrainingState | None:
         """A new state brought to the newest usable checkpoint, or None. `rows` are the steps of the rows of
         metrics that are there; a checkpoint counts on those before it."""
+        ...
+
+    def newest(self) -> Path | None:
+        """Where the newest checkpoint is, if there is one."""
         ...
 
     def finish(self, state: TrainingState) -> None:
@@ -116,3 +126,4 @@ class Parts:
     steps: int
     log_every: int
     eval_every: int  # 0 for the last step only
+    meter: Meter | None = None  # of a language model: rows have its gradient norm too

@@ -50,6 +50,10 @@ class Ranks:
         """The sum over ranks of a tensor of one shape."""
         return x
 
+    def gather(self, value: T) -> list[T]:
+        """The values of all ranks, on every rank."""
+        return [value]
+
     def send_from_first(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """The tensors that rank 0 has, on the CPU of every rank."""
         return tensors
@@ -84,15 +88,12 @@ class Processes(Ranks):
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        from torch import distributed
-
         failed = None
         try:
             yield
         except Exception as error:
             failed = error
-        found: list[Any] = [None] * self.size
-        distributed.all_gather_object(found, failed and (type(failed), str(failed)))
+        found = self.gather(failed and (type(failed), str(failed)))
         first = next((entry for entry in found if entry), None)
         if failed is not None and first == (type(failed), str(failed)):
             raise failed
@@ -112,6 +113,13 @@ class Processes(Ranks):
         total = x.clone()
         distributed.all_reduce(total)
         return total
+
+    def gather(self, value: T) -> list[T]:
+        from torch import distributed
+
+        found: list[Any] = [None] * self.size
+        distributed.all_gather_object(found, value)
+        return found
 
     def send_from_first(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         from torch import distributed

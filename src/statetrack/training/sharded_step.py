@@ -70,6 +70,7 @@ class ShardedStep:
         self.ranks, self.parallel = ranks, parallel
         self.shares = [Share(ranks.rank, ranks.size, i, micro_batches) for i in range(micro_batches)]
         self.rates = learning_rates(spec.training).tolist()
+        self.norm: Tensor | None = None  # of the last gradients; sharded with the weights
         self.next_tokens = NextTokens(spec, state.model) if spec.task.labels == "next" else None
         self.model: Any = state.model  # what is called in training; evaluation needs no DDP around it
         if parallel == "ddp":
@@ -82,6 +83,12 @@ class ShardedStep:
 
     def last_rate(self) -> float:
         return learning_rate(self.state.step - 1, self.spec.training)
+
+    def last_norm(self) -> float | None:
+        if self.norm is None:
+            return None
+        whole = self.norm.full_tensor() if hasattr(self.norm, "full_tensor") else self.norm  # type: ignore[attr-defined]
+        return whole.item()
 
     def __call__(self) -> None:
         state, clip = self.state, self.spec.training.clip
@@ -99,7 +106,7 @@ class ShardedStep:
         for group in state.optimizer.param_groups:
             group["lr"] = self.rates[state.step]
         if clip:
-            torch.nn.utils.clip_grad_norm_(state.model.parameters(), clip)
+            self.norm = torch.nn.utils.clip_grad_norm_(state.model.parameters(), clip)
         state.optimizer.step()
         state.loss_sum += self.ranks.sum(loss)
         state.step += 1

@@ -17,12 +17,13 @@ class RecordedAdamW(Protocol):
 
     launch: Callable[[], None]  # while a graph is captured, or eagerly
     fill: Callable[[], None]  # after the capture: writes the table
+    norm: Callable[[], Tensor]  # of the last step's gradients, before clipping
 
 
 def recorded_adamw(
     optimizer: torch.optim.Optimizer, clip: float, copies: Mapping[Tensor, Tensor] | None = None
 ) -> RecordedAdamW | None:
-    """Clipping to the norm `clip` (0 for none) and one step of `optimizer` in two kernels, or None.
+    """Clipping to the norm `clip` (0 for none) and one step of `optimizer` in a few kernels, or None.
 
         g <- g min(1, clip / (||g|| + 1e-6))
         m <- beta1 m + (1 - beta1) g        v <- beta2 v + (1 - beta2) g^2

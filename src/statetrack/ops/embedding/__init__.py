@@ -1,4 +1,4 @@
-"""Embedding of tokens; the gradient of the table is summed without sorting the tokens."""
+"""Embedding of tokens; the gradient of the table is summed in a fixed order, so that results repeat."""
 
 from torch import Tensor
 

@@ -1,4 +1,4 @@
-"""One AdamW step on all weights of a model, in two launches that a CUDA graph can capture."""
+"""One AdamW step on all weights of a model, in two or three launches that a CUDA graph can capture."""
 
 import math
 from collections.abc import Mapping
@@ -7,16 +7,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from statetrack.ops.adamw.triton.kernels import COLUMNS, norm_kernel, update_kernel
+from statetrack.ops.adamw.triton.kernels import COLUMNS, norm_kernel, total_kernel, update_kernel
 from statetrack.ops.triton_runtime.compile_ahead import launch
 from statetrack.ops.triton_runtime.sizes import block
 
 BLOCK = 1024  # values of a program
-MAX_PROGRAMS = 16_384  # each program adds up the squared norms of all
+SUMMED_BY_ALL = 16_384  # up to so many programs, each adds up the squared norms of all
+TOTAL_BLOCK = 8192  # squared norms that one program adds at a time, where there are more
 
 
 class TableAdamW:
-    """The step of a `torch.optim.AdamW` with clipping, in two kernels that read addresses from a table.
+    """The step of a `torch.optim.AdamW` with clipping, in kernels that read addresses from a table.
 
     The gradients of a CUDA graph have their addresses once its backward is captured, and the table cannot be
     written during capture: call `launch` inside, `fill` after. The optimiser's state is updated in place.
@@ -27,14 +28,15 @@ class TableAdamW:
         self.copies = copies
         (self.beta1, self.beta2), self.eps = self.groups[0]["betas"], self.groups[0]["eps"]
         self.rate = self.groups[0]["lr"]
-        self.rows: list[list[int]] = []
-        self.decays: list[float] = []
+        self.rows: list[Tensor] = []  # of the table, by weight
+        self.decays: list[Tensor] = []
         self.gradients: list[Tensor] = []
         sizes = [p.numel() for group in self.groups for p in group["params"]]
         programs = sum(-(-size // BLOCK) for size in sizes)
         self.table = torch.zeros(programs, COLUMNS.value, dtype=torch.int64, device=self.rate.device)
         self.decay = torch.zeros(programs, device=self.rate.device)
         self.squares = torch.zeros(programs, device=self.rate.device)
+        self.total = torch.zeros(1, device=self.rate.device)
 
     def launch(self) -> None:
         """Launch both kernels for the gradients there are now."""
@@ -46,33 +48,46 @@ class TableAdamW:
                     # held, because a copy made by contiguous() must live as long as its address is used
                     self.gradients.append(grad.contiguous())
                     self._add(p, self.gradients[-1], self.state[p], group["weight_decay"])
-        programs = len(self.rows)
+        programs = sum(map(len, self.rows))
         if not (self.table.is_cuda and torch.cuda.is_current_stream_capturing()):
             self.fill()
         constants: dict[str, Any] = {"BLOCK": BLOCK, "num_warps": 4}
         launch(norm_kernel, (programs,))(self.table, self.squares, **constants)
-        constants["BP"] = block(programs)
+        squares, summed = self.squares, programs
+        if programs > SUMMED_BY_ALL:
+            squares, summed = self.total, 1
+            total_constants: dict[str, Any] = {"BLOCK": TOTAL_BLOCK, "num_warps": 8}
+            launch(total_kernel, (1,))(self.squares, self.total, programs, **total_constants)
+        constants["BP"] = block(summed)
         launch(update_kernel, (programs,))(
-            self.table, self.decay, self.squares, self.rate, programs, float(self.clip),
+            self.table, self.decay, squares, self.rate, summed, float(self.clip),
             self.beta1, self.beta2, math.log(self.beta1), math.log(self.beta2), self.eps, **constants,
         )  # fmt: skip
 
     def _add(self, p: Tensor, grad: Tensor, state: dict[str, Tensor], decay: float) -> None:
         """The rows of the table for one weight, one per program."""
-        step = state["step"].data_ptr()
-        tensors = p, grad, state["exp_avg"], state["exp_avg_sq"]
+        start = torch.arange(0, p.numel(), BLOCK)
+        rows = torch.zeros(len(start), COLUMNS.value, dtype=torch.int64)
+        for column, tensor in enumerate((p, grad, state["exp_avg"], state["exp_avg_sq"])):
+            rows[:, column] = tensor.data_ptr() + start * tensor.element_size()
+        rows[:, 4] = state["step"].data_ptr()
+        rows[:, 5] = (p.numel() - start).clamp(max=BLOCK)
+        rows[0, 6] = 1
         copy = self.copies.get(p)
-        for start in range(0, p.numel(), BLOCK):
-            addresses = [t.data_ptr() + start * t.element_size() for t in tensors]
-            copy_address = 0 if copy is None else copy.data_ptr() + start * copy.element_size()
-            size = min(BLOCK, p.numel() - start)
-            self.rows.append([*addresses, step, size, int(start == 0), copy_address])
-            self.decays.append(decay)
+        if copy is not None:
+            rows[:, 7] = copy.data_ptr() + start * copy.element_size()
+        self.rows.append(rows)
+        self.decays.append(torch.full((len(start),), decay))
 
     def fill(self) -> None:
         """Write the addresses of the last `launch` where its kernels read them."""
-        self.table[: len(self.rows)].copy_(torch.tensor(self.rows, dtype=torch.int64))
-        self.decay[: len(self.rows)].copy_(torch.tensor(self.decays))
+        rows, decays = torch.cat(self.rows), torch.cat(self.decays)
+        self.table[: len(rows)].copy_(rows)
+        self.decay[: len(rows)].copy_(decays)
+
+    def norm(self) -> Tensor:
+        """The norm of the gradients in the last step, before clipping; a scalar."""
+        return self.squares.sum().sqrt()
 
 
 def refuses(optimizer: torch.optim.Optimizer) -> str | None:
@@ -95,7 +110,4 @@ def refuses(optimizer: torch.optim.Optimizer) -> str | None:
         return "a weight or a moment is not contiguous float32"
     if any(t.device != first["lr"].device for t in tensors):
         return "weights are on several devices"
-    if min(first["betas"]) <= 0:
-        return "a beta is 0"
-    programs = sum(-(-p.numel() // BLOCK) for p in parameters)
-    return f"the model has more than {MAX_PROGRAMS * BLOCK:,} weights" if programs > MAX_PROGRAMS else None
+    return "a beta is 0" if min(first["betas"]) <= 0 else None

@@ -1,6 +1,7 @@
-"""AdamW with gradient clipping for all weights of a model, in two kernels.
+"""AdamW with gradient clipping for all weights of a model, in two kernels, or three for a large model.
 
     norm_kernel      ||g||^2 per program, and t <- t + 1 for every weight
+    total_kernel     their sum, by one program, where they are many
     update_kernel    g <- g min(1, clip / (||g|| + 1e-6))
                      m <- beta1 m + (1 - beta1) g        v <- beta2 v + (1 - beta2) g^2
                      p <- (1 - lr decay) p - lr m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps)
@@ -54,6 +55,18 @@ def norm_kernel(table, squares, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def total_kernel(squares, total, programs, BLOCK: tl.constexpr):
+    """The sum of all squared norms, always in the same order."""
+    i = tl.arange(0, BLOCK)
+    sums = tl.zeros((BLOCK,), tl.float32)
+    start = 0
+    while start < programs:
+        sums += tl.load(squares + start + i, mask=start + i < programs, other=0.0)
+        start += BLOCK
+    tl.store(total, tl.sum(sums, axis=0))
+
+
+@triton.jit
 def _one_minus_power(log_base, exponent):
     """1 - base^exponent without cancellation: a series where the power is near 1."""
     x = log_base * exponent
@@ -66,7 +79,7 @@ def update_kernel(
     table, decays, squares, rate, programs, clip, beta1, beta2, log_beta1, log_beta2, eps,
     BLOCK: tl.constexpr, BP: tl.constexpr,
 ):  # fmt: skip
-    """One step; every program sums the squared norms of all programs, in the same order."""
+    """One step; every program adds up the `programs` squared norms, in the same order."""
     i = tl.arange(0, BLOCK)
     lr = tl.load(rate)
     decay = tl.load(decays + tl.program_id(0))

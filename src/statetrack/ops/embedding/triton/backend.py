@@ -1,4 +1,4 @@
-"""The Triton backend of the embedding: `torch.library` ops around the two kernels."""
+"""The Triton backend of the embedding: `torch.library` ops around the kernels."""
 
 from typing import Any
 
@@ -7,15 +7,20 @@ from torch import Tensor
 
 from statetrack.ops.autograd import first_derivative_only
 from statetrack.ops.custom_ops import register_op
-from statetrack.ops.embedding.triton.kernels import embedding_backward_kernel, embedding_kernel
+from statetrack.ops.embedding.triton.kernels import (
+    embedding_backward_kernel,
+    embedding_kernel,
+    sorted_backward_kernel,
+)
 from statetrack.ops.partial_gradients import sum_over_programs
 from statetrack.ops.triton_runtime.compile_ahead import launch
 from statetrack.ops.triton_runtime.sizes import block, processors
 
-MAX_VOCABULARY = 1024  # beyond it, sorting the tokens is less work than multiplying by zeros
+UNSORTED_VOCABULARY = 1024  # beyond it, sorting the tokens is less work than multiplying by zeros
 TILE = 2048  # values that a program gathers
 BT, BD, BV = 64, 64, 128  # tokens, columns and rows of a program that sums gradients
 PROGRAMS_PER_PROCESSOR = 1  # of the backward
+SORTED_ROWS = 8  # gradients that a program adds at a time, of sorted tokens
 
 
 def embedding_triton(tokens: Tensor, weight: Tensor) -> Tensor:
@@ -25,8 +30,6 @@ def embedding_triton(tokens: Tensor, weight: Tensor) -> Tensor:
 
 def refuses(tokens: Tensor, weight: Tensor) -> str | None:
     """Why the kernels cannot take these inputs, or None."""
-    if weight.shape[0] > MAX_VOCABULARY:
-        return f"the vocabulary has {weight.shape[0]} entries, more than {MAX_VOCABULARY}"
     if tokens.numel() == 0:
         return "the input is empty"
     return "float64 is not offered there" if weight.dtype == torch.float64 else None
@@ -56,10 +59,29 @@ def _forward(tokens: Tensor, weight: Tensor) -> Tensor:
 
 def _backward(tokens: Tensor, dout: Tensor, V: int) -> Tensor:
     D = dout.shape[-1]
+    if V > UNSORTED_VOCABULARY:
+        return _sorted_backward(tokens, dout, V)
     constants, grid = backward_plan(tokens.numel(), V, D, processors(dout.device))
     dweights = torch.empty(grid[0], V, D, dtype=torch.float32, device=dout.device)
     launch(embedding_backward_kernel, grid)(tokens, dout.contiguous(), dweights, tokens.numel(), **constants)
     return sum_over_programs(dweights, dout.dtype)
+
+
+def sorted_constants(V: int, D: int) -> dict[str, Any]:
+    """Constants of the backward of sorted tokens."""
+    return {"V": V, "D": D, "BD": min(512, block(D)), "ROWS": SORTED_ROWS, "num_warps": 4}
+
+
+def _sorted_backward(tokens: Tensor, dout: Tensor, V: int) -> Tensor:
+    """Tokens are sorted, and equal ones stay in their order: the same additions every time."""
+    constants = sorted_constants(V, dout.shape[-1])
+    ordered, order = torch.sort(tokens.flatten(), stable=True)
+    dweight = dout.new_zeros(V, constants["D"])
+    grid = tokens.numel(), -(-constants["D"] // constants["BD"])
+    launch(sorted_backward_kernel, grid)(
+        ordered, order, dout.contiguous(), dweight, tokens.numel(), **constants
+    )
+    return dweight
 
 
 def _fake(tokens, weight):
