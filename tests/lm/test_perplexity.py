@@ -34,7 +34,7 @@ def layouts(shards, length, bins=4, **options):
 
 @pytest.fixture
 def shards(tmp_path):
-    return random_shards(tmp_path / "data", {"heldout-a": [30, 5, 1, 90, 40], "heldout-b": [70]})
+    return random_shards(tmp_path / "data", {"heldout-a": [30, 5, 1, 90, 80], "heldout-b": [70]})
 
 
 @pytest.mark.parametrize("mixer", MIXERS)
@@ -98,7 +98,7 @@ def test_a_model_of_zeros_has_the_perplexity_of_the_vocabulary(shards, tmp_path)
     write_perplexities(tmp_path / "perplexity.json", found)
     written = json.loads((tmp_path / "perplexity.json").read_text())
     assert written["models"][0]["splits"]["heldout-b"]["perplexity"] == pytest.approx(13)
-    assert written["splits"]["heldout-a"]["sequences"] == 2
+    assert written["splits"]["heldout-a"]["sequences"] == 3
 
 
 def test_means_and_standard_errors_by_hand(tmp_path):
