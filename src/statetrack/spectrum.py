@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor
 
-from statetrack.layers import DeltaNetConfig, Model
+from statetrack.layers import DeltaNetConfig, MixerConfig, Model
 from statetrack.spec import RunSpec
 
 # Bins of the summary, by the real part.
@@ -49,7 +49,7 @@ class Spectrum:
 
 @torch.no_grad()
 def learned_spectra(model: Model, spec: RunSpec, samples: int = 64, seed: int = 0) -> list[Spectrum]:
-    """The spectra of all layers on `samples` sequences of the training length.
+    """The spectra of all layers but attention on `samples` sequences of the training length.
 
     Of a Householder transition only the eigenvalues that can differ from 1 are kept: 1 - beta for DeltaNet,
     as many as there are factors for DeltaProduct.
@@ -59,12 +59,13 @@ def learned_spectra(model: Model, spec: RunSpec, samples: int = 64, seed: int = 
     batch = spec.task.sample(samples, (length, length), Generator().manual_seed(seed))
     found = model.eval().transition_eigenvalues(batch.inputs)
     return [
-        Spectrum(i, _informative(values, spec).flatten(2), batch.inputs) for i, values in enumerate(found)
+        Spectrum(i, _informative(values, spec.model.mixer_of(i)).flatten(2), batch.inputs)
+        for i, values in enumerate(found)
+        if values is not None
     ]
 
 
-def _informative(eigenvalues: Tensor, spec: RunSpec) -> Tensor:
-    mixer = spec.model.mixer
+def _informative(eigenvalues: Tensor, mixer: MixerConfig) -> Tensor:
     if not isinstance(mixer, DeltaNetConfig):
         return eigenvalues
     n = min(mixer.householders, eigenvalues.shape[-1])

@@ -2,13 +2,14 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, make_dataclass
+from dataclasses import dataclass, field, fields, make_dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from statetrack.commands.flags import parse, take, take_plugins
 from statetrack.errors import UserError
-from statetrack.layers import PRESETS, ModelConfig, model_config
+from statetrack.layers import ModelConfig, model_config
+from statetrack.layers.presets import preset_names, with_mixer_options
 from statetrack.ops.checks import checked
 from statetrack.plugins import load_plugins
 from statetrack.run import print_row, run
@@ -42,14 +43,16 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def read_arguments(arguments: Sequence[str]) -> tuple[TrainOptions, RunSpec]:
-    """The options and the spec. --plugin, --task, --alphabet and --mixer are read before the other flags."""
+    """The options and the spec. What names the task and the model is read before the other flags."""
     rest = take_plugins(arguments)
     if {"-h", "--help"} & {*rest}:
         load_plugins()  # to list their names
     task_name, rest = take(rest, "--task", "parity-dense")
     mixer_name, rest = take(rest, "--mixer", "deltanet")
     alphabet, rest = take(rest, "--alphabet", None)
-    chosen_task, model = task(task_name, alphabet), model_config(mixer_name)
+    every, rest = take(rest, "--attention-every", "0")
+    chosen_task = task(task_name, alphabet)
+    model = model_config(mixer_name)
     defaults = {
         "task": chosen_task,
         "mixer": model.mixer,
@@ -62,16 +65,27 @@ def read_arguments(arguments: Sequence[str]) -> tuple[TrainOptions, RunSpec]:
     _check_flags(defaults)
     description = (
         f"Train on --task {task_name} ({', '.join(TASKS)}, or regex:PATTERN, dfa:FILE.json, group:NAME, "
-        f"jsonl:FILE) with --mixer {mixer_name} ({', '.join(PRESETS)}). "
+        f"jsonl:FILE) with --mixer {mixer_name} ({preset_names()}). --attention-every N makes every N-th "
+        "layer attention. "
         "--plugin FILE.py, or a module, adds tasks and mixers of your own."
     )
     arguments_class = make_dataclass(
         "Train", [*fields, ("seed", int, field(default=0))], namespace={"__doc__": description}, frozen=True
     )
     given = parse(arguments_class, rest, "statetrack train")
-    model = ModelConfig(given.mixer, **vars(given.model), mixers=model.mixers)
+    model = _model(mixer_name, model, given, every)
     spec = RunSpec(given.task, model, given.training, given.evaluation, given.seed).resolved()
     return given.options, spec
+
+
+def _model(name: str, preset: ModelConfig, given: Any, attention_every: str) -> ModelConfig:
+    """The preset with the flags that were given; options of the mixer go to every mixer of a hybrid."""
+    options = {f.name: getattr(given.mixer, f.name) for f in fields(given.mixer)}
+    changed = {key: value for key, value in options.items() if value != getattr(preset.mixer, key)}
+    if attention_every != "0":
+        every = int(attention_every) if attention_every.isdecimal() else attention_every
+        return model_config(name, attention_every=every, **vars(given.model), **changed)
+    return with_mixer_options(name, replace(preset, **vars(given.model)), changed)
 
 
 def _check_flags(parts: dict[str, Any]) -> None:

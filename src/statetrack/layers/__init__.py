@@ -12,12 +12,14 @@ from statetrack.layers.mamba import Mamba, MambaConfig
 from statetrack.layers.mixer import Mixer, MixerConfig
 from statetrack.layers.mlstm import MLSTM, MLSTMConfig
 from statetrack.layers.model import Model, ModelConfig
-from statetrack.layers.presets import PRESETS, build, model_config, register_mixer
+from statetrack.layers.presets import PRESETS, SIZED_PRESETS, build, model_config, register_mixer
+from statetrack.layers.sizes import count_parameters
 from statetrack.layers.slstm import SLSTM, SLSTMConfig
 
 __all__ = [
     "MLSTM",
     "PRESETS",
+    "SIZED_PRESETS",
     "SLSTM",
     "Attention",
     "AttentionConfig",
@@ -36,6 +38,7 @@ __all__ = [
     "ModelConfig",
     "SLSTMConfig",
     "build",
+    "count_parameters",
     "model_config",
     "register_mixer",
 ]

@@ -9,8 +9,9 @@ from torch import Tensor, nn
 
 from statetrack.errors import UserError
 from statetrack.layers.checks import divide
-from statetrack.layers.mixer import Mixer
+from statetrack.layers.mixer import Mixer, Packing, returns_states
 from statetrack.layers.precision import at_least_float32
+from statetrack.ops.checks import check_offsets, check_packing
 
 
 @dataclass(frozen=True)
@@ -25,14 +26,24 @@ class AttentionConfig:
 
 
 class AttentionState(NamedTuple):
-    """The rotated keys and the values of all steps so far."""
+    """The rotated keys and the values of all steps so far.
+
+    With `lengths` (B,) sequences differ in length: of row b the first lengths[b] steps count.
+    """
 
     k: Tensor  # (B, H, T, K)
     v: Tensor  # (B, H, T, K)
+    lengths: Tensor | None = None
 
 
 class Attention(Mixer):
-    """y_t = W_o sum_{s <= t} softmax_s(q_t . k_s / sqrt(K)) v_s, with q and k rotated by their position."""
+    """y_t = W_o sum_{s <= t} softmax_s(q_t . k_s / sqrt(K)) v_s, with q and k rotated by their position.
+
+    Packed sequences are padded to the longest for the softmax, and only there.
+    """
+
+    packs = True
+    is_recurrent = False
 
     def __init__(self, config: AttentionConfig, d_model: int, layers: int = 1):
         super().__init__()
@@ -48,16 +59,24 @@ class Attention(Mixer):
         nn.init.normal_(self.to_qkv.weight, std=0.02)
         nn.init.normal_(self.to_out.weight, std=0.02 / (2 * layers) ** 0.5)
 
-    def forward(self, x: Tensor, state: AttentionState | None = None) -> tuple[Tensor, AttentionState]:
-        # (B, T, 3 d_model) -> three of (B, H, T, K)
-        qkv = self.to_qkv(x).unflatten(-1, (3, self.config.heads, -1))
-        q, k, v = qkv.transpose(1, 3).unbind(2)
-        past = 0 if state is None else state.k.shape[2]
+    def forward(
+        self, x: Tensor, state: AttentionState | None = None, *, packing: Packing | None = None
+    ) -> tuple[Tensor, AttentionState | None]:
+        qkv = self.to_qkv(x)  # (B, T, 3 d_model)
+        rows = None if packing is None else PaddedRows(packing, x)
+        if rows is not None:
+            qkv = rows.padded(qkv)
+        # three of (B, H, T, K)
+        q, k, v = qkv.unflatten(-1, (3, self.config.heads, -1)).transpose(1, 3).unbind(2)
+        _check_batch(state, len(k))
+        past = _past(state)
         q, k = (rotate(y, past, self.config.rotary_base) for y in (q, k))
-        if state is not None:
-            k, v = torch.cat([state.k.to(k.dtype), k], dim=2), torch.cat([state.v.to(v.dtype), v], dim=2)
-        y = _attend(q, k, v, past)
-        return self.to_out(y.transpose(1, 2).flatten(-2)), AttentionState(k, v)
+        after = _extended(state, k, v)
+        y = _attend(q, after.k, after.v, past).transpose(1, 2).flatten(-2)
+        if rows is not None:
+            # the padding lies behind the steps that count, and later ones are written over it
+            y, after = rows.packed(y), after._replace(lengths=past + rows.lengths)
+        return self.to_out(y), after if returns_states(packing) else None
 
     def transition_eigenvalues(self, x: Tensor) -> Tensor:
         raise UserError(
@@ -65,25 +84,81 @@ class Attention(Mixer):
         )
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, past: int) -> Tensor:
+class PaddedRows:
+    """Packed sequences (1, N, C) as rows of a batch (S, L, C), padded to L = max_seqlen, and back."""
+
+    def __init__(self, packing: Packing, x: Tensor):
+        check_packing("Attention", packing.cu_seqlens, x.shape[0], x.device)
+        check_offsets("Attention", packing.cu_seqlens, packing.max_seqlen, x.shape[1])
+        self.shape = packing.cu_seqlens.numel() - 1, packing.max_seqlen
+        self.lengths = packing.cu_seqlens.diff()
+        steps = torch.arange(x.shape[1], device=x.device)
+        row = torch.bucketize(steps, packing.cu_seqlens[1:], right=True)
+        self.places = row, steps - packing.cu_seqlens[row]
+
+    def padded(self, x: Tensor) -> Tensor:
+        return x.new_zeros(*self.shape, x.shape[-1]).index_put(self.places, x[0])
+
+    def packed(self, x: Tensor) -> Tensor:
+        return x[self.places][None]
+
+
+def _check_batch(state: AttentionState | None, batch: int) -> None:
+    if state is not None and len(state.k) != batch:
+        raise UserError(f"Attention: the state is of {len(state.k)} sequences, expected one of {batch}.")
+
+
+def _past(state: AttentionState | None) -> int | Tensor:
+    """The number of steps before: one number, or (B,) where sequences differ."""
+    if state is None:
+        return 0
+    return state.k.shape[2] if state.lengths is None else state.lengths
+
+
+def _extended(state: AttentionState | None, k: Tensor, v: Tensor) -> AttentionState:
+    """The state with the keys and values (B, H, T, K) of T more steps."""
+    if state is None:
+        return AttentionState(k, v)
+    if state.lengths is None:
+        k, v = (torch.cat([old.to(new.dtype), new], dim=2) for old, new in ((state.k, k), (state.v, v)))
+        return AttentionState(k, v)
+    T = k.shape[2]
+    places = (state.lengths[:, None] + torch.arange(T, device=k.device))[:, None, :, None].expand_as(k)
+    k, v = (
+        F.pad(old.to(new.dtype), (0, 0, 0, T)).scatter(2, places, new)
+        for old, new in ((state.k, k), (state.v, v))
+    )
+    return AttentionState(k, v, state.lengths + T)
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, past: int | Tensor) -> Tensor:
+    """The softmax average, where query t has position past + t and sees the keys up to that position."""
     T = q.shape[2]
-    if past == 0:
+    if isinstance(past, int) and past == 0:
         return F.scaled_dot_product_attention(q, k, v, is_causal=T > 1)
-    # query t has position past + t and sees the keys up to that position
-    seen = torch.ones(T, past + T, dtype=torch.bool, device=q.device).tril(past)
+    places = torch.arange(k.shape[2], device=q.device)
+    seen = places <= _positions(past, T, q.device)[..., None]
     return F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
 
 
-def rotate(x: Tensor, past: int, base: float) -> Tensor:
+def _positions(past: int | Tensor, T: int, device: torch.device) -> Tensor:
+    """past, ..., past + T - 1: (T,), or (B, 1, T) where every sequence has its own past (B,)."""
+    steps = torch.arange(T, device=device)
+    return past + steps if isinstance(past, int) else past[:, None, None] + steps
+
+
+def rotate(x: Tensor, past: int | Tensor, base: float) -> Tensor:
     """Rotary position embedding (Su et al. 2021) of x (..., T, K), whose first step has position `past`.
+
+    A tensor `past` (B,) gives every sequence of x (B, H, T, K) its own.
 
     Channels j and j + K/2 at position t are rotated by the angle t base^(-2j/K), so that q_t . k_s depends on
     the positions only through t - s.
     """
     T, half = x.shape[-2], x.shape[-1] // 2
-    position = torch.arange(past, past + T, device=x.device, dtype=torch.float64)
+    position = _positions(past, T, x.device).double()
     rate = base ** (-torch.arange(half, device=x.device, dtype=torch.float64) / half)
-    angle = position[:, None] * rate
+    angle = position[..., None] * rate
     a, b = at_least_float32(x).chunk(2, dim=-1)
     cos, sin = angle.cos().to(a.dtype), angle.sin().to(a.dtype)
     return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1).to(x.dtype)

@@ -1,9 +1,8 @@
 """Checks of the sizes and arguments that users give to layers."""
 
-from typing import Any
+import math
 
 from statetrack.errors import UserError
-from statetrack.layers.mixer import Packing
 
 
 def divide(where: str, total: int, parts: int, what: str) -> int:
@@ -20,10 +19,8 @@ def check_sizes(where: str, minimum: int = 1, **sizes: int | None) -> None:
             raise UserError(f"{where}: {name} is {size!r}, expected a whole number of at least {minimum}.")
 
 
-def check_no_state(where: str, state: Any, packing: Packing | None) -> None:
-    """Refuse an initial state together with packed sequences, each of which starts from an empty state."""
-    if state is not None and packing is not None:
-        raise UserError(
-            f"{where}: packed sequences start from an empty state, so no state can come with a packing. "
-            "Call it without the packing to continue from a state."
-        )
+def check_eps(where: str, **values: float) -> None:
+    """Refuse an eps of a norm that is not a number above 0."""
+    for name, value in values.items():
+        if not (value > 0 and math.isfinite(value)):
+            raise UserError(f"{where}: {name} is {value}, expected a number above 0.")

@@ -8,12 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from statetrack.config import added
 from statetrack.errors import unknown_name
-from statetrack.layers.checks import check_no_state, check_sizes, divide
+from statetrack.layers.checks import check_eps, check_sizes, divide
 from statetrack.layers.convolution import ShortConvolution
 from statetrack.layers.fusion import joined_product, joins, may_read
 from statetrack.layers.initialisation import log_uniform_steps, no_weight_decay
-from statetrack.layers.mixer import Mixer, Packing, offsets
+from statetrack.layers.mixer import Mixer, Packing, offsets, returns_states
 from statetrack.layers.norm import RMSNorm, normalise
 from statetrack.layers.precision import at_least_float32, working_dtype
 from statetrack.ops.checks import check_eigenvalues
@@ -21,7 +22,6 @@ from statetrack.ops.delta_rule import delta_rule
 from statetrack.ops.delta_rule.reference import l2_normalise
 from statetrack.ops.short_convolution import convolved_split
 
-EPS = 1e-5  # of the RMS norm of each head
 ACTIVATIONS = {"silu": F.silu, "relu": F.relu, "identity": lambda x: x}
 
 
@@ -38,6 +38,7 @@ class DeltaNetConfig:
     output_gate: bool = False
     gated: bool = False  # Gated DeltaNet: every transition is multiplied by a decay in (0, 1)
     householders: int = 1  # DeltaProduct: number of generalised Householder factors per token
+    head_norm_eps: float = added(1e-5)  # of the RMS norm of each head's output
 
     def build(self, d_model: int, layers: int) -> "DeltaNet":
         return DeltaNet(self, d_model)
@@ -66,6 +67,7 @@ class DeltaNet(Mixer):
             householders=config.householders,
         )
         check_sizes("DeltaNet", 0, convolution=config.convolution)
+        check_eps("DeltaNet", head_norm_eps=config.head_norm_eps)
         self.config, self.heads, n = config, config.heads, config.householders
         if config.head_dim is None:
             self.K = divide("DeltaNet", d_model, config.heads, "heads")
@@ -90,7 +92,7 @@ class DeltaNet(Mixer):
             self.A_log = no_weight_decay(nn.Parameter(torch.empty(self.heads).uniform_(1e-3, 16).log()))
             self.decay_bias = no_weight_decay(nn.Parameter(log_uniform_steps(self.heads)))
         self.output_gate = nn.Linear(d_model, values, bias=False) if config.output_gate else None
-        self.norm = RMSNorm(self.V, eps=EPS)
+        self.norm = RMSNorm(self.V, eps=config.head_norm_eps)
         self.to_out = nn.Linear(values, d_model, bias=False)
         for module in self.modules():
             if isinstance(module, nn.Linear):
@@ -99,7 +101,6 @@ class DeltaNet(Mixer):
     def forward(
         self, x: Tensor, state: DeltaNetState | None = None, *, packing: Packing | None = None
     ) -> tuple[Tensor, DeltaNetState | None]:
-        check_no_state("DeltaNet", state, packing)
         q, k, v, beta, g, gate, convolution = self._inputs(x, state, packing)
         o, S = delta_rule(
             q,
@@ -110,7 +111,7 @@ class DeltaNet(Mixer):
             beta_from_logits=self.beta_max,
             householders=self.config.householders,
             initial_state=None if state is None else state.S,
-            output_final_state=packing is None,
+            output_final_state=returns_states(packing),
             use_qk_l2norm_in_kernel=True,  # ||k|| = 1 keeps the norm of the transition at most 1
             **offsets(packing),
         )
@@ -179,8 +180,8 @@ class DeltaNet(Mixer):
             qkv, next_past = self._filtered(qkv, past, packing)
             return qkv, others, next_past
         next_past = None
-        if packing is None and convolutions:
-            next_past = tuple(c.next_state(y) for c, y in zip(convolutions, qkv, strict=True))
+        if convolutions and returns_states(packing):
+            next_past = tuple(c.next_state(y, None, packing) for c, y in zip(convolutions, qkv, strict=True))
         silu = self.config.qk_activation == "silu"
         *qkv, rest = convolved_split(
             joined,
@@ -206,7 +207,16 @@ class DeltaNet(Mixer):
         )
         if not silu:
             q, k = activation(q), activation(k)
-        return (q, k, v), None if packing is not None else next_past
+        return (q, k, v), next_past if returns_states(packing) else None
+
+    def extra_repr(self) -> str:
+        """What the equation depends on: the eigenvalue range, the heads, and the variant."""
+        shown = {"eigenvalues": self.config.eigenvalues, "heads": self.heads, "K": self.K, "V": self.V}
+        if self.config.gated:
+            shown["gated"] = True
+        if self.config.householders > 1:
+            shown["householders"] = self.config.householders
+        return ", ".join(f"{name}={value}" for name, value in shown.items())
 
     @torch.no_grad()
     def transition_eigenvalues(self, x: Tensor) -> Tensor:

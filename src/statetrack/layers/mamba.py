@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from statetrack.layers.checks import check_no_state, check_sizes
+from statetrack.layers.checks import check_sizes
 from statetrack.layers.convolution import ShortConvolution
 from statetrack.layers.fusion import fuses, may_read
 from statetrack.layers.initialisation import log_uniform_steps, no_weight_decay
@@ -75,7 +75,6 @@ class Mamba(Mixer):
     def forward(
         self, x: Tensor, state: MambaState | None = None, *, packing: Packing | None = None
     ) -> tuple[Tensor, MambaState | None]:
-        check_no_state("Mamba", state, packing)
         u, z, delta, delta_bias, B, C, convolution = self._controls(x, state, packing)
         y, h = selective_scan(
             u,
@@ -102,7 +101,7 @@ class Mamba(Mixer):
         product = self.in_proj(x)
         u, z = product.chunk(2, dim=-1)
         if state is None and fuses(x) and may_read(ShortConvolution, self.conv1d):
-            convolution = None if packing is not None else self.conv1d.next_state(u)
+            convolution = self.conv1d.next_state(u, None, packing)
             widths, taps, bias = (u.shape[-1], z.shape[-1]), self.conv1d.taps, self.conv1d.bias
             u, z = convolved_split(
                 product, widths, [taps], [] if bias is None else [bias], **offsets(packing)
@@ -123,6 +122,10 @@ class Mamba(Mixer):
         if may_read(nn.Linear, self.dt_proj):
             return F.linear(dt, self.dt_proj.weight), self.dt_proj.bias
         return self.dt_proj(dt), None
+
+    def extra_repr(self) -> str:
+        """The eigenvalue range, and the number of states of each channel."""
+        return f"eigenvalues={self.config.eigenvalues}, d_state={self.config.d_state}"
 
     @torch.no_grad()
     def transition_eigenvalues(self, x: Tensor) -> Tensor:

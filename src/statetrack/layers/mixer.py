@@ -14,11 +14,19 @@ class Packing(NamedTuple):
 
     cu_seqlens: Tensor  # (S + 1,), integers from 0 to N, on the device of x
     max_seqlen: int  # at least the length of the longest sequence
+    states: bool = False  # whether mixers return the states after each sequence, (S, ...)
 
 
 def offsets(packing: Packing | None) -> dict[str, Any]:
     """The packing as keyword arguments of an op, `cu_seqlens` and `max_seqlen`; none without a packing."""
-    return {} if packing is None else packing._asdict()
+    if packing is None:
+        return {}
+    return {"cu_seqlens": packing.cu_seqlens, "max_seqlen": packing.max_seqlen}
+
+
+def returns_states(packing: Packing | None) -> bool:
+    """Whether a mixer has to return a state: always without a packing, which must ask for it."""
+    return packing is None or packing.states
 
 
 class Mixer(nn.Module, ABC):
@@ -26,11 +34,14 @@ class Mixer(nn.Module, ABC):
 
     One `forward` serves training, prefill and decoding: feed a sequence in any pieces, pass with each piece
     the state that the previous one returned (None before the first), and the outputs equal those of one pass.
-    Mixers with `packs = True` also take a `packing`: each packed sequence starts from an empty state, and no
-    state is returned.
+    Mixers with `packs = True` also take a `packing` of S sequences. Each starts from its own of the given
+    states, whose batch axis is S, or from an empty one; the states after them are returned, (S, ...), where
+    the packing asks for them, and None otherwise. A mixer without a state transition, attention, has
+    `is_recurrent = False`.
     """
 
     packs = False
+    is_recurrent = True
 
     @abstractmethod
     def forward(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]: ...

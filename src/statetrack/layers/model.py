@@ -11,12 +11,17 @@ from torch import Tensor, nn
 
 from statetrack.config import added
 from statetrack.errors import UserError, unknown_name
+from statetrack.layers.checks import check_eps
 from statetrack.layers.deltanet import DeltaNetConfig
 from statetrack.layers.fusion import joined_product, joins, may_read
 from statetrack.layers.headwise import round_up
 from statetrack.layers.initialisation import small_init, wang_init
 from statetrack.layers.mixer import Mixer, MixerConfig, Packing
 from statetrack.layers.norm import RMSNorm, normalise_sum
+from statetrack.layers.precision import at_least_float32
+from statetrack.layers.recompute import recomputed
+from statetrack.layers.tying import tie
+from statetrack.ops.checks import check_shape
 from statetrack.ops.embedding import embedding
 from statetrack.ops.linear_cross_entropy import linear_cross_entropy
 from statetrack.ops.swiglu import swiglu
@@ -28,7 +33,7 @@ NORMS = {"rms": RMSNorm, "layer": nn.LayerNorm}
 class ModelConfig:
     """The backbone around a mixer. Vocabulary and classes come from the task.
 
-    `mixers` makes a hybrid: layer i has the mixer i modulo their number, and `mixer` is not used.
+    `mixers` makes a hybrid: layer i has the mixer i modulo their number, and `mixer` is the first of them.
     """
 
     mixer: MixerConfig = field(default_factory=DeltaNetConfig)
@@ -41,6 +46,10 @@ class ModelConfig:
     mixers: tuple[MixerConfig, ...] = added(())  # a pattern of mixers, repeated over the layers
     tied: bool = added(False)  # whether the head is the embedding's table
     norm_eps: float = added(1e-5)  # of the backbone's norms
+
+    def __post_init__(self) -> None:
+        if self.mixers:  # equal models have equal configs, and an id, whatever `mixer` was given beside them
+            object.__setattr__(self, "mixer", self.mixers[0])
 
     def mixer_of(self, layer: int) -> MixerConfig:
         """The mixer of layer 0, 1, ..."""
@@ -136,7 +145,15 @@ class Model(nn.Module):
     boundaries of sequences packed in one row of tokens (1, N). With `targets`, of the logits' shape but for
     classes, the loss is returned instead of logits: the sum of the cross-entropy over targets other than
     -100, a float32 scalar, without all logits in memory at once.
+
+    Packed sequences start from the given states, (S, ...) for S sequences, or from empty ones. With
+    `packed_states` their last states are returned, to decode with: model(next_tokens (S, 1), states).
+
+    `checkpoint_activations` = True saves memory in training: each block keeps its input only, and is
+    computed a second time in the backward pass.
     """
+
+    checkpoint_activations = False
 
     def __init__(self, config: ModelConfig, vocab_size: int, n_classes: int):
         super().__init__()
@@ -149,7 +166,7 @@ class Model(nn.Module):
         nn.init.normal_(self.embedding.weight, std=0.02)
         nn.init.normal_(self.head.weight, std=0.02)
         if config.tied:
-            self.head.weight = self.embedding.weight
+            tie(self, self.embedding, self.head)
 
     def forward(
         self,
@@ -159,31 +176,42 @@ class Model(nn.Module):
         at: Tensor | None = None,
         packing: Packing | None = None,
         targets: Tensor | None = None,
+        packed_states: bool = False,
     ) -> tuple[Tensor, list[Any]]:
-        if packing is not None and not self.packs:
-            raise UserError(f"Model: {type(self.config.mixer).__name__} cannot take packed sequences.")
-        packing = None if packing is None else Packing(*packing)
+        packing = self._packing(packing, packed_states)
         if state is not None and len(state) != len(self.blocks):
             raise UserError(
                 f"Model: {len(state)} states for {len(self.blocks)} layers, expected what forward returned."
             )
         x, y = self._embed(tokens), None
-        if tokens.shape[1] == 0:  # no tokens: no logits, and the states stay
-            return self.head(self.norm(x)), list(state or [None] * len(self.blocks))
-        states, last = [], len(self.blocks) - 1
-        for i, block in enumerate(self.blocks):
-            before = None if state is None else state[i]
-            x, y, block_state = block(x, y, before, at if i == last else None, packing)
-            states.append(block_state)
+        states, last = list(state or [None] * len(self.blocks)), len(self.blocks) - 1
+        recompute = self.checkpoint_activations and torch.is_grad_enabled()
+        if tokens.shape[1] > 0:  # without tokens there are no logits, and the states stay
+            for i, block in enumerate(self.blocks):
+                inputs = x, y, states[i], at if i == last else None, packing
+                x, y, states[i] = recomputed(block, *inputs) if recompute else block(*inputs)
         hidden = normalise_sum(self.norm, x, y)[1]
-        if targets is not None:
-            return linear_cross_entropy(hidden, self.head.weight, targets), states
-        return self._read_out(hidden), states
+        return self._read_out(hidden) if targets is None else self._loss(hidden, targets), states
+
+    def _packing(self, packing: Packing | None, states: bool) -> Packing | None:
+        if packing is None:
+            if states:
+                raise UserError("Model: packed_states is set without a packing, expected both or neither.")
+            return None
+        if not self.packs:
+            refusing = {type(b.mixer).__name__: None for b in self.blocks if not _packs(b)}
+            raise UserError(f"Model: {', '.join(refusing)} cannot take packed sequences.")
+        return Packing(packing[0], packing[1], states)
 
     @property
     def packs(self) -> bool:
         """Whether `forward` takes a packing."""
-        return all(getattr(block.mixer, "packs", False) for block in self.blocks)
+        return all(_packs(block) for block in self.blocks)
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether every mixer is a recurrence, with a state of constant size: no attention."""
+        return all(_is_recurrent(block) for block in self.blocks)
 
     def _embed(self, tokens: Tensor) -> Tensor:
         """The embedding. The op has a faster gradient, and none of the options of nn.Embedding."""
@@ -202,16 +230,47 @@ class Model(nn.Module):
             return joined_product(x, (self.head,))[..., : self.head.out_features]
         return self.head(x)
 
+    def _loss(self, x: Tensor, targets: Tensor) -> Tensor:
+        """The sum of the cross-entropy. A head with a hook or a LoRA wrapper is called, for all logits."""
+        shape = tuple(x.shape[:-1])
+        check_shape("Model", "targets", targets, shape, "the shape of the logits but for classes")
+        if targets.numel() == 0:
+            return at_least_float32(x).sum()  # 0, with a gradient
+        if may_read(nn.Linear, self.head) and self.head.bias is None:
+            return linear_cross_entropy(x, self.head.weight, targets)
+        logits = at_least_float32(self.head(x)).flatten(0, -2)
+        return F.cross_entropy(logits, targets.flatten().long(), reduction="sum")
+
     @torch.no_grad()
-    def transition_eigenvalues(self, tokens: Tensor) -> list[Tensor]:
-        """Per layer, the eigenvalues of its transitions on these tokens (see `Mixer`)."""
+    def transition_eigenvalues(self, tokens: Tensor) -> list[Tensor | None]:
+        """Per layer, the eigenvalues of its transitions on these tokens (see `Mixer`).
+
+        None for the attention layers of a hybrid, which have no transition; attention alone is a `UserError`.
+        """
         x, y, spectra = self._embed(tokens), None, []
         for block in self.blocks:
             assert isinstance(block, Block)
             normal = normalise_sum(block.mixer_norm, x, y)[1]
-            spectra.append(block.mixer.transition_eigenvalues(normal))
+            skipped = not _is_recurrent(block) and any(map(_is_recurrent, self.blocks))
+            spectra.append(None if skipped else block.mixer.transition_eigenvalues(normal))
             x, y, _ = block(x, y)
         return spectra
+
+    def extra_repr(self) -> str:
+        """The eigenvalue range, the number of parameters, and whether the head is tied."""
+        mixers = self.config.mixers or (self.config.mixer,)
+        ranges = dict.fromkeys(x for mixer in mixers if (x := getattr(mixer, "eigenvalues", None)))
+        shown = [f"eigenvalues={x}" for x in ranges]
+        parameters = sum(p.numel() for p in self.parameters())
+        return ", ".join([*shown, f"parameters={parameters:,}", f"tied={self.config.tied}"])
+
+
+def _packs(block: nn.Module) -> bool:
+    return getattr(block.mixer, "packs", False)
+
+
+def _is_recurrent(block: nn.Module) -> bool:
+    return getattr(block.mixer, "is_recurrent", True)
 
 
 def _select(x: Tensor, at: Tensor) -> Tensor:
@@ -243,8 +302,12 @@ def _check(config: ModelConfig, vocab_size: int, n_classes: int) -> None:
             f"Model: tied is set with {vocab_size} tokens and {n_classes} classes, expected as many of each: "
             "the head is the embedding's table."
         )
-    if not (config.norm_eps > 0 and math.isfinite(config.norm_eps)):
-        raise UserError(f"Model: norm_eps is {config.norm_eps}, expected a number above 0.")
+    if len(config.mixers) > config.layers:
+        raise UserError(
+            f"Model: mixers has {len(config.mixers)} mixers for {config.layers} layers, expected at most one "
+            "for each layer."
+        )
+    check_eps("Model", norm_eps=config.norm_eps)
     if config.mlp not in MLPS:
         raise unknown_name("Model: mlp", config.mlp, MLPS)
     if config.norm not in (*NORMS, "none"):

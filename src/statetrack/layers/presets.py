@@ -1,5 +1,6 @@
-"""Models by name: each is the configuration a paper used, at width 128."""
+"""Models by name: the configurations that papers used, at width 128, and language models by size."""
 
+from collections import ChainMap
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
@@ -12,6 +13,7 @@ from statetrack.layers.mamba import MambaConfig
 from statetrack.layers.mixer import MixerConfig
 from statetrack.layers.mlstm import MLSTMConfig
 from statetrack.layers.model import Model, ModelConfig
+from statetrack.layers.sizes import ALIASES, MIXERS, SIZES, attention_for, sized_presets
 from statetrack.layers.slstm import SLSTMConfig
 from statetrack.plugins import find
 
@@ -29,26 +31,63 @@ PRESETS: dict[str, ModelConfig] = {
     "dense-transition": ModelConfig(DenseTransitionConfig(), mlp_ratio=0, norm="none", residual=False),
     "diagonal-toy": ModelConfig(DiagonalToyConfig(), d_model=10, mlp_ratio=0, norm="layer", residual=False),
 }
+SIZED_PRESETS = sized_presets(PRESETS)  # "deltanet-340m", "mamba-60m", ...: see `sizes`
 
 
-def model_config(name: str, **changes: Any) -> ModelConfig:
-    """The preset `name`, with fields of the backbone or of its mixer replaced.
+def preset_names() -> str:
+    """The names of all presets in one line, those with a size by their pattern."""
+    mixers, sizes = ",".join(MIXERS), ",".join(SIZES)
+    return f"{', '.join(PRESETS)}; language models: {{{mixers}}}-{{{sizes}}}, {', '.join(ALIASES)}"
 
-    model_config("deltanet", layers=5, eigenvalues="[0,1]", convolution=0)
+
+def model_config(name: str, *, attention_every: int = 0, **changes: Any) -> ModelConfig:
+    """The preset `name`, with fields of the backbone or of its mixers replaced.
+
+        model_config("deltanet", layers=5, eigenvalues="[0,1]", convolution=0)
+        model_config("deltanet-340m", eigenvalues="[-1,1]", tied=True)
+        model_config("deltanet-60m", attention_every=4)
+
+    `attention_every` = n makes a hybrid: every n-th layer, the last of each n, is attention. In a hybrid an
+    option goes to every mixer that has it; a pattern of your own is given as `mixers`.
     """
-    config = find("model", name, PRESETS)
-    backbone, mixer = _names(config), _names(config.mixer)
+    config = find("model", name, ChainMap(PRESETS, SIZED_PRESETS))
+    backbone = _names(config)
     of_backbone = {key: value for key, value in changes.items() if key in backbone}
-    of_mixer = {key: value for key, value in changes.items() if key not in of_backbone}
-    for key in of_mixer:
-        if key not in mixer:
-            raise unknown_name(f"{name}: option", key, [*backbone, *mixer])
-    if "mixer" in of_backbone and of_mixer:
+    of_mixer = {key: value for key, value in changes.items() if key not in backbone}
+    whole = [key for key in ("mixer", "mixers") if key in of_backbone]
+    if whole and (of_mixer or attention_every):
+        options = [*of_mixer, *(["attention_every"] if attention_every else [])]
         raise UserError(
-            f"{name}: give either a whole mixer or single options of it ({', '.join(of_mixer)}), not both."
+            f"{name}: give either a whole mixer or single options of it ({', '.join(options)}), not both."
         )
-    chosen = of_backbone.pop("mixer", None) or replace(config.mixer, **of_mixer)  # type: ignore[type-var]
-    return replace(config, mixer=chosen, **of_backbone)
+    if "mixer" in of_backbone:
+        of_backbone = {"mixers": ()} | of_backbone
+    config = replace(config, **of_backbone)
+    if attention_every:
+        config = _with_attention(name, config, attention_every)
+    return with_mixer_options(name, config, of_mixer)
+
+
+def _with_attention(name: str, config: ModelConfig, every: int) -> ModelConfig:
+    if isinstance(every, bool) or not isinstance(every, int) or not 2 <= every <= config.layers:
+        raise UserError(
+            f"{name}: attention_every is {every!r}, expected 0 (none) or from 2 to layers = {config.layers}."
+        )
+    return replace(config, mixers=(config.mixer,) * (every - 1) + (attention_for(config.d_model),))
+
+
+def with_mixer_options(name: str, config: ModelConfig, options: dict[str, Any]) -> ModelConfig:
+    """The config with options of its mixers replaced, in every mixer of a hybrid that has them."""
+    mixers = config.mixers or (config.mixer,)
+    known = {key for mixer in mixers for key in _names(mixer)}
+    for key in options:
+        if key not in known:
+            raise unknown_name(f"{name}: option", key, [*_names(config), *known])
+    changed = tuple(
+        replace(mixer, **{key: value for key, value in options.items() if key in _names(mixer)})  # type: ignore[type-var]
+        for mixer in mixers
+    )
+    return replace(config, mixer=changed[0], mixers=changed if config.mixers else ())
 
 
 def _names(config: Any) -> list[str]:
@@ -70,12 +109,14 @@ def register_mixer(name: str, config: ModelConfig | MixerConfig) -> None:
     if not is_dataclass(mixer) or isinstance(mixer, type) or not isinstance(mixer, MixerConfig):
         raise UserError(f"register_mixer: {mixer!r} is not an instance of a dataclass with a `build`.")
     config = config if isinstance(config, ModelConfig) else ModelConfig(mixer)
-    shared = sorted({*_names(config)} & {*_names(mixer)})
+    shared = sorted({*_names(config), "attention_every"} & {*_names(mixer)})
     if shared:
         raise UserError(
             f"register_mixer: {type(mixer).__name__} has a field {shared[0]!r}, and so has the backbone. "
             "Choose another name for the field."
         )
+    if name in SIZED_PRESETS:
+        raise UserError(f"register_mixer: the name {name!r} is that of a preset. Choose another.")
     register("register_mixer", name, config, PRESETS)
 
 

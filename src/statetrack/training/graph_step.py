@@ -58,7 +58,8 @@ class GraphStep:
         self.graphs: dict[int, _Graph] = {}  # by width
         self.seen: dict[int, int] = {}
         self.half_weights: HalfWeights | None = None
-        packs = spec.task.labels == "last" and state.model.packs
+        # attention pads what is packed
+        packs = spec.task.labels == "last" and state.model.packs and state.model.is_recurrent
         # the reference backends take packed sequences one by one
         packs = packs and self.device.type == "cuda" and prefers_triton(state.loss_sum)
         self.packer = Packer(spec) if packs else None
