@@ -59,13 +59,14 @@ def learned_spectra(model: Model, spec: RunSpec, samples: int = 64, seed: int = 
     batch = spec.task.sample(samples, (length, length), Generator().manual_seed(seed))
     found = model.eval().transition_eigenvalues(batch.inputs)
     return [
-        Spectrum(i, _informative(values, spec.model.mixer_of(i)).flatten(2), batch.inputs)
+        Spectrum(i, informative(values, spec.model.mixer_of(i)).flatten(2), batch.inputs)
         for i, values in enumerate(found)
         if values is not None
     ]
 
 
-def _informative(eigenvalues: Tensor, mixer: MixerConfig) -> Tensor:
+def informative(eigenvalues: Tensor, mixer: MixerConfig) -> Tensor:
+    """Those of the eigenvalues (..., n) of a mixer's transitions that can differ from 1, (..., m)."""
     if not isinstance(mixer, DeltaNetConfig):
         return eigenvalues
     n = min(mixer.householders, eigenvalues.shape[-1])

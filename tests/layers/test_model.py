@@ -81,3 +81,12 @@ def test_the_mixers_of_presets_differ_in_what_their_names_say():
     assert mixers["deltanet-no-conv"] == replace(plain, convolution=0, qk_activation="identity")
     assert mixers["gated-deltanet"] == replace(plain, gated=True, output_gate=True)
     assert mixers["deltaproduct"] == replace(plain, householders=2)
+
+
+def test_without_read_out_the_model_returns_what_its_head_reads():
+    torch.manual_seed(0)
+    model = build("deltanet", vocab_size=7, d_model=16, heads=2, layers=2)
+    tokens = torch.randint(7, (2, 5))
+    hidden, _ = model(tokens, read_out=False)
+    assert hidden.shape == (2, 5, 16)
+    torch.testing.assert_close(model.head(hidden), model(tokens)[0])

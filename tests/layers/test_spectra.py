@@ -149,3 +149,19 @@ def test_two_householders_can_rotate():
     torch.manual_seed(0)
     model = build("deltaproduct", vocab_size=7)
     assert max(s.imag.abs().max() for s in model.transition_eigenvalues(torch.arange(7)[None])) > 1e-3
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", CASES)
+def test_two_halves_with_a_carried_state_have_the_eigenvalues_of_one_pass(name):
+    torch.manual_seed(0)
+    mixer = CASES[name].build(WIDTH, 1).double()
+    for p in mixer.parameters():
+        p.add_(0.4 * torch.randn_like(p))
+    x = torch.randn(2, 9, WIDTH, dtype=torch.float64)
+    _, state = mixer(x[:, :4])
+    halves = [mixer.transition_eigenvalues(x[:, :4]), mixer.transition_eigenvalues(x[:, 4:], state)]
+    whole = mixer.transition_eigenvalues(x)
+    # of a general matrix they come in any order: compare by their power sums
+    powers = [torch.stack([s**n for n in (1, 2, 3)]).sum(-1) for s in (torch.cat(halves, dim=1), whole)]
+    torch.testing.assert_close(*powers, rtol=1e-6, atol=1e-6)

@@ -78,7 +78,7 @@ class Attention(Mixer):
             y, after = rows.packed(y), after._replace(lengths=past + rows.lengths)
         return self.to_out(y), after if returns_states(packing) else None
 
-    def transition_eigenvalues(self, x: Tensor) -> Tensor:
+    def transition_eigenvalues(self, x: Tensor, state: AttentionState | None = None) -> Tensor:
         raise UserError(
             "Attention: no state transition, so no eigenvalues: attention keeps all keys and values."
         )

@@ -68,7 +68,7 @@ class DenseTransition(Mixer):
         return torch.eye(self.size, device=like.device, dtype=like.dtype)
 
     @torch.no_grad()
-    def transition_eigenvalues(self, x: Tensor) -> Tensor:
+    def transition_eigenvalues(self, x: Tensor, state: Tensor | None = None) -> Tensor:
         """(B, T, size), complex."""
         return torch.linalg.eigvals(self._transitions(x))
 
@@ -104,7 +104,7 @@ class DiagonalToy(Mixer):
         return self.squash(10 * at_least_float32(self.to_a(x)))
 
     @torch.no_grad()
-    def transition_eigenvalues(self, x: Tensor) -> Tensor:
+    def transition_eigenvalues(self, x: Tensor, state: Tensor | None = None) -> Tensor:
         """(B, T, d_model)."""
         return self._a(x)
 

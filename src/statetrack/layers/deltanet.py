@@ -219,9 +219,9 @@ class DeltaNet(Mixer):
         return ", ".join(f"{name}={value}" for name, value in shown.items())
 
     @torch.no_grad()
-    def transition_eigenvalues(self, x: Tensor) -> Tensor:
+    def transition_eigenvalues(self, x: Tensor, state: DeltaNetState | None = None) -> Tensor:
         """(B, T, H, K): 1 - beta once and 1 elsewhere, times the decay. Complex from two factors on."""
-        _, k, _, beta, g, _ = self._controls(x, None)
+        _, k, _, beta, g, _ = self._controls(x, state)
         k = l2_normalise(at_least_float32(k))
         decay = torch.ones_like(x[..., :1]) if g is None else g.exp()
         n = self.config.householders

@@ -128,9 +128,9 @@ class Mamba(Mixer):
         return f"eigenvalues={self.config.eigenvalues}, d_state={self.config.d_state}"
 
     @torch.no_grad()
-    def transition_eigenvalues(self, x: Tensor) -> Tensor:
+    def transition_eigenvalues(self, x: Tensor, state: MambaState | None = None) -> Tensor:
         """(B, T, D, N): the diagonal of A(x_t), channel by channel."""
-        _, _, delta, bias, *_ = self._controls(x, None)
+        _, _, delta, bias, *_ = self._controls(x, state)
         delta = at_least_float32(delta).mT
         delta = F.softplus(delta if bias is None else delta + bias)
         a = torch.exp(delta[..., None] * self._A())

@@ -53,8 +53,8 @@ class Mixer(nn.Module, ABC):
         """
 
     @abstractmethod
-    def transition_eigenvalues(self, x: Tensor) -> Tensor:
-        """The eigenvalues of the state transitions A(x_t) on input x, starting from an empty state.
+    def transition_eigenvalues(self, x: Tensor, state: Any = None) -> Tensor:
+        """The eigenvalues of the state transitions A(x_t) on input x, starting from `state`, None for empty.
 
         Shape (B, T, ..., n): the last axis lists the eigenvalues of one transition matrix. Complex where the
         matrix can have complex ones.

@@ -92,7 +92,7 @@ class MLSTM(Mixer):
         return q, k, v, i, f, c, z, convolution
 
     @torch.no_grad()
-    def transition_eigenvalues(self, x: Tensor) -> Tensor:
+    def transition_eigenvalues(self, x: Tensor, state: MLSTMState | None = None) -> Tensor:
         """(B, T, H, K): the transition is sigmoid(f_t) times the identity."""
-        q, _, _, _, f, *_ = self._controls(x, None)
+        q, _, _, _, f, *_ = self._controls(x, state)
         return torch.sigmoid(f)[..., None].expand(q.shape)

@@ -144,7 +144,8 @@ class Model(nn.Module):
     With `at` (B, n) only the logits at these positions are computed, (B, n, classes). `packing` gives the
     boundaries of sequences packed in one row of tokens (1, N). With `targets`, of the logits' shape but for
     classes, the loss is returned instead of logits: the sum of the cross-entropy over targets other than
-    -100, a float32 scalar, without all logits in memory at once.
+    -100, a float32 scalar, without all logits in memory at once. Without `read_out`, what the head would read
+    is returned, (B, T, d_model).
 
     Packed sequences start from the given states, (S, ...) for S sequences, or from empty ones. With
     `packed_states` their last states are returned, to decode with: model(next_tokens (S, 1), states).
@@ -177,6 +178,7 @@ class Model(nn.Module):
         packing: Packing | None = None,
         targets: Tensor | None = None,
         packed_states: bool = False,
+        read_out: bool = True,
     ) -> tuple[Tensor, list[Any]]:
         packing = self._packing(packing, packed_states)
         if state is not None and len(state) != len(self.blocks):
@@ -191,6 +193,8 @@ class Model(nn.Module):
                 inputs = x, y, states[i], at if i == last else None, packing
                 x, y, states[i] = recomputed(block, *inputs) if recompute else block(*inputs)
         hidden = normalise_sum(self.norm, x, y)[1]
+        if not read_out:
+            return hidden, states
         return self._read_out(hidden) if targets is None else self._loss(hidden, targets), states
 
     def _packing(self, packing: Packing | None, states: bool) -> Packing | None:

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from statetrack.errors import unknown_name
@@ -92,10 +91,12 @@ class SLSTM(Mixer):
         return heads + self.bias, convolution
 
     @torch.no_grad()
-    def transition_eigenvalues(self, x: Tensor) -> Tensor:
+    def transition_eigenvalues(self, x: Tensor, state: SLSTMState | None = None) -> Tensor:
         """(B, T, H, D): the forget gates, which multiply the cell c when h_{t-1} is held fixed."""
-        gates, _ = self._controls(x, None)
-        h, _ = slstm(gates, self.recurrent)
-        before = F.pad(h[:, :-1], (0, 0, 0, 0, 1, 0))
+        gates, _ = self._controls(x, state)
+        cell = None if state is None else state.cell
+        h, _ = slstm(gates, self.recurrent, initial_state=cell)
+        first = torch.zeros_like(h[:, :1]) if cell is None else cell.h[:, None].to(h.dtype)
+        before = torch.cat([first, h[:, :-1]], dim=1)
         R_f = self.recurrent.unflatten(-1, (4, -1))[..., 1, :]
         return torch.sigmoid(gates[..., 1, :] + torch.einsum("bthd,hdg->bthg", before, R_f))

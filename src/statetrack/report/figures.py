@@ -38,11 +38,21 @@ def new_figure(width: float, height: float, dpi: int = 130):
     return Figure(figsize=(width, height), dpi=dpi, layout="constrained")
 
 
+def dashed_line(colour: str, width: float):
+    """A handle for legends."""
+    require("matplotlib", extra="report", for_="drawing figures")
+    from matplotlib.lines import Line2D
+
+    return Line2D([], [], color=colour, linestyle="--", linewidth=width)
+
+
 def save(figure, kind: str) -> bytes:
-    """The figure as "png" or "pdf"; no dates inside, so that equal results give equal files."""
+    """The figure as "png", "svg" or "pdf"; no dates inside, so that equal results give equal files."""
     buffer = io.BytesIO()
-    metadata = {"Software": None} if kind == "png" else {"CreationDate": None}
-    figure.savefig(buffer, format=kind, metadata=metadata)
+    metadata = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}[kind]
+    matplotlib = require("matplotlib", extra="report", for_="drawing figures")
+    with matplotlib.rc_context({"svg.hashsalt": "statetrack"}):  # else an SVG has random names inside
+        figure.savefig(buffer, format=kind, metadata=metadata)
     return buffer.getvalue()
 
 
