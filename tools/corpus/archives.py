@@ -12,7 +12,7 @@ LARGEST = 64 * 2**20  # bytes of one file; set.mm is the largest that is wanted
 
 
 def files_in(archive: Path) -> Iterator[tuple[str, bytes]]:
-    """(path, content) of every regular file, sorted by path; `.gz` members come decompressed, without the ending."""
+    """(path, content) of every regular file, sorted by path; .gz members decompressed, without the ending."""
     yield from sorted(_members(archive), key=lambda member: member[0])
 
 
@@ -44,7 +44,7 @@ def _tar_members(file: io.BufferedIOBase | io.BytesIO) -> Iterator[tuple[str, by
 
 
 def _data_of_deb(path: Path) -> bytes:
-    """The tar archive with the files of a Debian package: member data.tar.xz or data.tar.gz of an ar archive."""
+    """The tar archive with the files of a Debian package: data.tar.xz or data.tar.gz in an ar archive."""
     raw = path.read_bytes()
     if not raw.startswith(b"!<arch>\n"):
         raise ValueError(f"{path.name} is not a Debian package: its first bytes are {raw[:8]!r}.")

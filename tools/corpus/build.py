@@ -1,9 +1,9 @@
 """Rebuild the corpus of the language-model experiment from packages of the public registries.
 
-    python tools/corpus/build.py lock DIR       download the newest releases, write lock.json   (to change the corpus)
     python tools/corpus/build.py fetch DIR      download what lock.json names, compare checksums
     python tools/corpus/build.py shards DIR     filter, train the tokenizer, write DIR/shards
-    python tools/corpus/build.py pack DIR       DIR/shards as pieces of at most 58 MB for transport: DIR/pieces
+    python tools/corpus/build.py pack DIR       DIR/shards as pieces of at most 58 MB, for transport
+    python tools/corpus/build.py lock DIR       to change the corpus: enter new sources into lock.json
 
 The same lock gives the same shards: the SHA-256 of their index is in it, and `shards` compares.
 Needs numpy and tokenizers, and pip, npm and apt-get for the downloads. See README.md.
@@ -45,7 +45,12 @@ def lock(folder: Path) -> None:
         known = before.get((release["registry"], release["name"]), {})
         file = _downloaded(release | {"version": known.get("version", "")}, folder)
         version = version_of(file.name, release["registry"])
-        facts = {"version": version, "file": file.name, "sha256": sha256_of(file), "bytes": file.stat().st_size}
+        facts = {
+            "version": version,
+            "file": file.name,
+            "sha256": sha256_of(file),
+            "bytes": file.stat().st_size,
+        }
         named = {key: release[key] for key in ("registry", "name", "licence", "domain", "role", "reader")}
         return named | facts
 
@@ -115,7 +120,8 @@ def shards(folder: Path) -> None:
     if before and before != result["index_sha256"]:
         raise SystemExit(
             f"the index of {folder / 'shards'} has SHA-256 {result['index_sha256']}, expected {before}: the "
-            "sources, the tokenizers package or the recipe differ. To change the corpus, delete \"shards\" from lock.json."
+            "sources, the tokenizers package or the recipe differ. To change the corpus on purpose, delete "
+            "the entry shards from lock.json."
         )
     _write_lock(locked | {"shards": result})
 
@@ -163,7 +169,9 @@ def _write_lock(content: dict[str, Any]) -> None:
 
 def main() -> None:
     """Carry out one step of the recipe."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     steps = {"lock": lock, "fetch": fetch, "shards": shards, "pack": pack}
     parser.add_argument("step", choices=steps)
     parser.add_argument("folder", type=Path, help="where downloads and data go; outside the repository")

@@ -83,5 +83,7 @@ def within_budget(
     short = {d: tokens for d, tokens in budgets.items() if taken[d] < (1 + validation) * tokens}
     if short:
         found = ", ".join(f"{domain} {taken[domain]:,} of {tokens:,}" for domain, tokens in short.items())
-        raise ValueError(f"the sources hold fewer tokens than asked for: {found}. Add sources or lower [tokens].")
+        raise ValueError(
+            f"the sources hold fewer tokens than asked for: {found}. Add sources or lower [tokens]."
+        )
     return sorted(train), random

@@ -14,17 +14,65 @@ import reasoning_gym
 SEED = 20_261_116
 CHARACTERS = 300_000  # of a family
 DOCUMENT = 12_000
-FAMILIES = """
-advanced_geometry aiw base_conversion basic_arithmetic binary_alternation binary_matrix bitwise_arithmetic
-calendar_arithmetic chain_sum circuit_logic coin_flip complex_arithmetic count_bits count_primes course_schedule
-cryptarithm decimal_arithmetic decimal_chain_sum dice family_relationships fraction_simplification gcd graph_color
-gsm_symbolic knights_knaves largest_island lcm leg_counting
-letter_counting manipulate_matrix modulo_grid n_queens number_filtering number_format
-number_sequence number_sorting path_star polynomial_equations pool_matrix
-power_function prime_factorization products propositional_logic quantum_lock rotate_matrix rotten_oranges
-self_reference shortest_path simple_equations simple_geometry simple_integration spiral_matrix
-string_manipulation survo syllogism time_intervals tower_of_hanoi
-""".split()
+FAMILIES = [
+    "advanced_geometry",
+    "aiw",
+    "base_conversion",
+    "basic_arithmetic",
+    "binary_alternation",
+    "binary_matrix",
+    "bitwise_arithmetic",
+    "calendar_arithmetic",
+    "chain_sum",
+    "circuit_logic",
+    "coin_flip",
+    "complex_arithmetic",
+    "count_bits",
+    "count_primes",
+    "course_schedule",
+    "cryptarithm",
+    "decimal_arithmetic",
+    "decimal_chain_sum",
+    "dice",
+    "family_relationships",
+    "fraction_simplification",
+    "gcd",
+    "graph_color",
+    "gsm_symbolic",
+    "knights_knaves",
+    "largest_island",
+    "lcm",
+    "leg_counting",
+    "letter_counting",
+    "manipulate_matrix",
+    "modulo_grid",
+    "n_queens",
+    "number_filtering",
+    "number_format",
+    "number_sequence",
+    "number_sorting",
+    "path_star",
+    "polynomial_equations",
+    "pool_matrix",
+    "power_function",
+    "prime_factorization",
+    "products",
+    "propositional_logic",
+    "quantum_lock",
+    "rotate_matrix",
+    "rotten_oranges",
+    "self_reference",
+    "shortest_path",
+    "simple_equations",
+    "simple_geometry",
+    "simple_integration",
+    "spiral_matrix",
+    "string_manipulation",
+    "survo",
+    "syllogism",
+    "time_intervals",
+    "tower_of_hanoi",
+]
 
 
 def main() -> None:

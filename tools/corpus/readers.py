@@ -1,7 +1,7 @@
 """How each source of `sources.toml` becomes documents.
 
-A reader takes the files of a release and yields `Document`s. The unit that is held out is a *group*: a project,
-a novel, a speech, a family of problems, a headword. A group is in training or held out as a whole.
+A reader takes the files of a release and yields `Document`s. The unit that is held out is a *group*: a
+project, a novel, a speech, a family of problems, a headword. A group is trained on or held out as a whole.
 """
 
 import hashlib

@@ -13,8 +13,8 @@ def cut(
     """(group, tokens (length,)) of a domain's held-out sequences.
 
     The documents of a group are joined in their order and cut; a rest shorter than a sequence is left out.
-    Of a group with more sequences than `of_a_group`, evenly spaced ones are taken. Groups come in the order of the hashes
-    of their names, until there are `all` sequences.
+    Of a group with more sequences than `of_a_group`, evenly spaced ones are taken. Groups come in the order
+    of the hashes of their names, until there are `all` sequences.
     """
     packs: dict[str, list[np.ndarray]] = {}
     for document, ids in zip(documents, tokens, strict=True):
@@ -34,8 +34,6 @@ def documents_of(sequences: list[np.ndarray], end: int) -> list[np.ndarray]:
 
     One `end` is added at the very end: the last token of a sequence predicts the first behind it.
     """
-    parts = [
-        part for ids in sequences for part in np.split(ids, np.flatnonzero(ids[:-1] == end) + 1)
-    ]
+    parts = [part for ids in sequences for part in np.split(ids, np.flatnonzero(ids[:-1] == end) + 1)]
     parts[-1] = np.append(parts[-1], np.uint16(end))
     return parts

@@ -1,4 +1,4 @@
-"""The tokenizer of the corpus: byte-level BPE with single digits, trained by this recipe, the same every time."""
+"""The tokenizer of the corpus: byte-level BPE with single digits, the same in every training."""
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -11,7 +11,7 @@ BATCH = 512  # documents encoded at a time
 
 
 def train_tokenizer(texts: Iterable[str], vocabulary: int, path: Path) -> None:
-    """Write a BPE of `vocabulary` tokens as a file of the `tokenizers` library; its token 0 ends a document."""
+    """Write a BPE of `vocabulary` tokens to a file of the `tokenizers` library; token 0 ends a document."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
