@@ -2,10 +2,11 @@
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from archives import files_in
 from filters import Filter
 from readers import READERS, Document, generated_problems, python_project
@@ -64,26 +65,31 @@ def _key(document: Document) -> bytes:
     return hashlib.sha256((document.text or "").encode()).digest()
 
 
-def within_budget(
-    documents: list[Document], lengths: list[int], budgets: dict[str, int], validation: float
-) -> tuple[list[int], list[int]]:
-    """The training documents, by domain up to its budget of tokens, in their order; and those for validation.
+def choose(
+    documents: list[Document],
+    budgets: dict[str, int],
+    validation: float,
+    encode: Callable[[list[str]], Iterator[np.ndarray]],
+) -> tuple[list[int], list[int], dict[int, np.ndarray]]:
+    """The training documents, in their order; those for validation, in the order of hashes; tokens of both.
 
-    Documents are taken in the order of their hashes; the first ones, `validation` of each budget, are for
-    validation and stay in that order. `lengths` are their numbers of tokens.
+    Every domain's documents are taken in the order of their hashes up to its budget of tokens; the first
+    ones, `validation` of the budget, are for validation. No more documents are encoded than that takes.
     """
-    taken: dict[str, int] = defaultdict(int)
-    train, random = [], []
-    for i in sorted(range(len(documents)), key=lambda i: _key(documents[i])):
-        domain = documents[i].domain
-        if documents[i].heldout or taken[domain] >= (1 + validation) * budgets[domain]:
-            continue
-        (random if taken[domain] < validation * budgets[domain] else train).append(i)
-        taken[domain] += lengths[i]
-    short = {d: tokens for d, tokens in budgets.items() if taken[d] < (1 + validation) * tokens}
-    if short:
-        found = ", ".join(f"{domain} {taken[domain]:,} of {tokens:,}" for domain, tokens in short.items())
-        raise ValueError(
-            f"the sources hold fewer tokens than asked for: {found}. Add sources or lower [tokens]."
-        )
-    return sorted(train), random
+    train, random, tokens = [], [], {}
+    for domain, budget in budgets.items():
+        own = [i for i, d in enumerate(documents) if d.domain == domain and not d.heldout]
+        own.sort(key=lambda i: _key(documents[i]))
+        taken = 0
+        for i, ids in zip(own, encode([documents[i].text or "" for i in own]), strict=False):
+            if taken >= (1 + validation) * budget:
+                break
+            (random if taken < validation * budget else train).append(i)
+            tokens[i] = ids
+            taken += len(ids)
+        else:
+            raise ValueError(
+                f"{domain}: the sources hold {taken:,} tokens, expected {(1 + validation) * budget:,.0f}. "
+                "Add sources, or lower the budget in [tokens]."
+            )
+    return sorted(train), sorted(random, key=lambda i: _key(documents[i])), tokens

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from documents import gather, within_budget
+from documents import choose, gather
 from readers import Document
 from registries import sha256_of
 from sequences import cut, documents_of
@@ -25,33 +25,29 @@ def write(sources: dict[str, Any], lock: dict[str, Any], folder: Path) -> dict[s
     """Write the shards; returns the SHA-256 of their index, sizes and what the filters dropped."""
     limits = sources["limits"]
     documents, filter_ = gather(sources, lock, folder / "downloads")
-    texts = [document.text or "" for document in documents]
     target = folder / "shards"
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir(parents=True)
     tokenizer = target / "tokenizer.json"
-    sample = (
-        text
-        for i, (text, document) in enumerate(zip(texts, documents, strict=True))
-        if not document.heldout and i % SAMPLE == 0
-    )
+    sample = (d.text or "" for i, d in enumerate(documents) if not d.heldout and i % SAMPLE == 0)
     train_tokenizer(sample, limits["vocabulary"], tokenizer)
-    tokens = list(encode(texts, tokenizer))
     validation = VALIDATION * limits["sequence"] * sources["heldout"]["mixture"]["all"]
-    chosen, random = within_budget(
+    chosen, random, tokens = choose(
         documents,
-        list(map(len, tokens)),
         sources["tokens"],
         validation / sum(sources["tokens"].values()),
+        lambda texts: encode(texts, tokenizer),
     )
     splits = {"train": _write_split(target, "train", [tokens[i] for i in chosen])}
+    heldout = [document for document in documents if document.heldout]
+    of_heldout = list(encode([document.text or "" for document in heldout], tokenizer))
     groups = {}
     for domain, limit in sources["heldout"].items():
         if domain == "mixture":
             of = [replace(documents[i], domain="mixture", heldout=True, pack="mixture") for i in random]
             found = cut(of, [tokens[i] for i in random], domain, limits["sequence"], limit)
         else:
-            found = cut(documents, tokens, domain, limits["sequence"], limit)
+            found = cut(heldout, of_heldout, domain, limits["sequence"], limit)
         parts = documents_of([ids for _, ids in found], end=0)
         splits[f"heldout-{domain}"] = _write_split(target, f"heldout-{domain}", parts)
         groups[f"heldout-{domain}"] = [group for group, _ in found]
@@ -69,7 +65,9 @@ def write(sources: dict[str, Any], lock: dict[str, Any], folder: Path) -> dict[s
     }
 
 
-def _train_tokens(documents: list[Document], tokens: list[np.ndarray], chosen: list[int]) -> dict[str, int]:
+def _train_tokens(
+    documents: list[Document], tokens: dict[int, np.ndarray], chosen: list[int]
+) -> dict[str, int]:
     by_domain: Counter[str] = Counter()
     for i in chosen:
         by_domain[documents[i].domain] += len(tokens[i])

@@ -43,12 +43,15 @@ def write_language_models(results_folder: Path, out: Path) -> Path:
     """Write README.md and its figures into `out`, from the files of tools/lm_experiment.py."""
     results = read_results(results_folder)
     found = differences(results)
-    judged = judge(results, found)
     for name, figure in _figures(results, found):
         write_atomically(out / f"{name}.png", [figures.save(figure, "png")])
-    page = "\n".join(_page(results, found, judged)) + "\n"
-    write_text(out / "README.md", page)
+    write_text(out / "README.md", page_text(results, found))
     return out / "README.md"
+
+
+def page_text(results: LanguageModelResults, found: Differences) -> str:
+    """The page in Markdown; `found` are the `differences` of the results."""
+    return "\n".join(_page(results, found, judge(results, found))) + "\n"
 
 
 def _page(results: LanguageModelResults, found: Differences, judged: Sequence[Verdict]) -> Iterable[str]:
