@@ -27,7 +27,14 @@ import torch
 
 from statetrack.errors import Diverged, Interrupted, UserError
 from statetrack.experiments.item import LabelledRun
-from statetrack.experiments.language_models import CONTEXT, EVALUATION, LENGTH, TRAINING, runs
+from statetrack.experiments.language_models import (
+    CONTEXT,
+    EVALUATION,
+    LENGTH,
+    SPECTRUM_PIECES,
+    TRAINING,
+    runs,
+)
 from statetrack.files import write_json, write_text
 from statetrack.lm.measure_models import Sequences, measure_models, spectra_of_models
 from statetrack.lm.perplexity import Reading
@@ -36,7 +43,6 @@ from statetrack.tasks.token_shards import TokenShards
 from statetrack.training import Options
 from statetrack.training.metrics_file import read_metrics
 
-SPECTRUM_SEQUENCES = 8  # per held-out set
 # for a test of the whole on a CPU: --tiny
 TINY = {
     "models": {"DeltaNet": "deltanet", "Mamba": "mamba"},
@@ -165,8 +171,9 @@ def evaluate(
         path = folder / r.spec.id / "spectrum.json"
         if path.exists():
             continue
-        few = replace(sequences, sequences=SPECTRUM_SEQUENCES)
-        (uses,) = spectra_of_models([argument], shards, few, reading, clock.check).values()
+        few = Sequences(length=reading.window, bins=1, sequences=SPECTRUM_PIECES)
+        small = replace(reading, batch=4)  # Mamba has 16,384 eigenvalues a token and layer
+        (uses,) = spectra_of_models([argument], shards, few, small, clock.check).values()
         write_json(path, {"label": r.label, "seed": r.spec.seed, "uses": [vars(use) for use in uses]})
         say(f"use of the spectrum: {r.label}, seed {r.spec.seed}")
 

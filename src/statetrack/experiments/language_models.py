@@ -40,6 +40,7 @@ EQUAL = 0.01  # nats: 1 % of perplexity
 SLIGHT = 0.02
 ONE_SEED = 0.02  # smallest difference that counts where the spread between seeds is not known
 SPIKE, BEFORE = 0.3, 10  # nats above the median of this many logged losses
+SPECTRUM_PIECES = 16  # of the training length, of every set: where eigenvalues are looked at
 UNUSED = 0.01  # of the eigenvalues: below it, the negative half is hardly used
 
 Kind = Literal["lower", "higher", "equal", "undecided"]

@@ -9,6 +9,7 @@ from statetrack.experiments.item import range_label
 from statetrack.experiments.language_models import (
     MODELS,
     RANGES,
+    SPECTRUM_PIECES,
     UNUSED,
     Differences,
     Verdict,
@@ -164,7 +165,10 @@ def _spectrum(results: LanguageModelResults) -> Iterable[str]:
         for name, uses in wide.items()
     ]
     yield from table(("model", *map(domain, splits), "all"), lines)
-    yield "\nShare of eigenvalues below 0, over layers and heads (in Mamba: states), on 8 sequences a set.\n"
+    yield (
+        "\nShare of eigenvalues below 0, over layers and heads (in Mamba: channels and states), on "
+        f"{SPECTRUM_PIECES} pieces of {results.within[1]:,} tokens of each set.\n"
+    )
     unused = [name for name, uses in wide.items() if _share(uses) < UNUSED]
     if unused:
         yield (
