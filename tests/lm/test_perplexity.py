@@ -15,7 +15,7 @@ from statetrack.errors import UserError
 from statetrack.layers import build
 from statetrack.lm.layout import bin_edges, layout_of
 from statetrack.lm.measured import Measured, Perplexities, merge, read_perplexities, write_perplexities
-from statetrack.lm.perplexity import Reading, measure, token_losses
+from statetrack.lm.perplexity import WindowReader, measure, token_losses
 
 MIXERS = ("deltanet", "mamba", "transformer")
 
@@ -41,7 +41,7 @@ def shards(tmp_path):
 @pytest.mark.parametrize("window", [1, 7, 32, 1000])
 def test_windows_of_any_size_give_the_losses_of_one_pass(shards, mixer, window):
     model, places = tiny(mixer), layouts(shards, 64)
-    found = measure(model, shards, places, Reading(window=window, batch=2))
+    found = measure(model, shards, places, WindowReader(window=window, batch=2))
     for split, layout in places.items():
         for i, start in enumerate(layout.starts.tolist()):
             tokens = torch.from_numpy(shards.read(split, start, 65).astype(np.int64))[None]
@@ -78,7 +78,7 @@ def test_no_tensor_grows_with_the_length(tmp_path, mixer):
     def largest(length):
         shards = random_shards(tmp_path / str(length), {"heldout": [2 * length + 1]})
         with Largest() as seen:
-            measure(model, shards, layouts(shards, length), Reading(window=16, batch=2))
+            measure(model, shards, layouts(shards, length), WindowReader(window=16, batch=2))
         return seen.elements
 
     assert largest(64) == largest(256) > 0
@@ -88,7 +88,7 @@ def test_a_model_of_zeros_has_the_perplexity_of_the_vocabulary(shards, tmp_path)
     model, places = tiny(vocab_size=13), layouts(shards, 60)
     with torch.no_grad():
         model.head.weight.zero_()
-    losses = measure(model, shards, places, Reading(window=25))
+    losses = measure(model, shards, places, WindowReader(window=25))
     found = Perplexities(shards.sha256, "concatenated", places, (Measured("zeros", "zeros", losses),))
     for split in places:
         mean, error = found.by_position(found.models[0], split)
@@ -117,7 +117,7 @@ def test_means_and_standard_errors_by_hand(tmp_path):
 def test_bfloat16_is_close_to_float32(shards):
     places = layouts(shards, 64)
     exact, rounded = (
-        measure(tiny(), shards, places, Reading(window=32, precision=p)) for p in ("float32", "bfloat16")
+        measure(tiny(), shards, places, WindowReader(window=32, precision=p)) for p in ("float32", "bfloat16")
     )
     total = [sum(x.sum() for x in found.values()) for found in (exact, rounded)]
     assert total[0] != total[1]
@@ -126,12 +126,12 @@ def test_bfloat16_is_close_to_float32(shards):
 
 def test_files_are_read_back_as_they_were_written(shards, tmp_path):
     places = layouts(shards, 50, rows="long")
-    losses = measure(tiny(), shards, places, Reading())
+    losses = measure(tiny(), shards, places, WindowReader())
     model = Measured("id0", "DeltaNet [-1,1]", losses, seed=3, context=25, parameters=7)
-    before = Perplexities(shards.sha256, "long", places, (model,), {"window": 2048})
+    before = Perplexities(shards.sha256, "long", places, (model,), "bfloat16")
     write_perplexities(tmp_path / "p.json", before)
     after = read_perplexities(tmp_path / "p.json")
-    assert (after.data, after.rows, after.reading) == (shards.sha256, "long", {"window": 2048})
+    assert (after.data, after.rows, after.precision) == (shards.sha256, "long", "bfloat16")
     for split, layout in places.items():
         for name in ("starts", "edges", "sequence", "document", "bin", "position", "tokens"):
             assert np.array_equal(getattr(after.layouts[split], name), getattr(layout, name)), name
@@ -163,4 +163,4 @@ def test_a_file_of_something_else_is_refused(tmp_path, content):
 
 def test_tokens_that_the_model_does_not_know_are_refused(shards):
     with pytest.raises(UserError, match="11 tokens and the model one of 5"):
-        measure(tiny(vocab_size=5), shards, layouts(shards, 32), Reading())
+        measure(tiny(vocab_size=5), shards, layouts(shards, 32), WindowReader())

@@ -5,12 +5,14 @@ from dataclasses import replace
 
 import pytest
 from corpora import cycling_documents, small_corpus
+from trained import trained_run
 
 from statetrack.cli import main
 from statetrack.layers import model_config
 from statetrack.lm.candidates import Described, labels
 from statetrack.lm.measured import read_perplexities
 from statetrack.lm.shards import write_shards
+from statetrack.lm.tokenizers import train_bpe
 from statetrack.run import run
 from statetrack.spec import EvaluationConfig, RunSpec, TrainingConfig
 from statetrack.training import Options
@@ -125,6 +127,19 @@ def test_what_cannot_be_done_is_said(runs, tmp_path, capsys, arguments, message)
         )
     assert stopped.value.code == 2
     assert message in " ".join(capsys.readouterr().err.split())
+
+
+def test_data_of_another_tokenizer_are_refused(tmp_path, capsys):
+    folder = trained_run(tmp_path)
+    texts = ["one two three " * 9] * 40
+    other = train_bpe(texts, 260)
+    documents = [other.encode(text) for text in texts]
+    write_shards(tmp_path / "other", {"heldout": documents}, other.vocab_size, other.end_of_document)
+    (tmp_path / "other/tokenizer.json").write_text(other.to_json())
+    with pytest.raises(SystemExit) as stopped:
+        main(["lm", "perplexity", str(folder), str(tmp_path / "other"), "--length", "64"])
+    assert stopped.value.code == 2
+    assert "Tokenise the text again" in capsys.readouterr().err
 
 
 def described(name, family="DeltaNet [-1,1]", kind="a", parameters=10**6, given=""):

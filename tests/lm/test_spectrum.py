@@ -9,7 +9,7 @@ from statetrack.errors import UserError
 from statetrack.layers import AttentionConfig, DeltaNetConfig, ModelConfig, build
 from statetrack.layers.model import Model
 from statetrack.lm.layout import bin_edges, layout_of
-from statetrack.lm.perplexity import Reading
+from statetrack.lm.perplexity import WindowReader
 from statetrack.lm.spectrum import QUANTILES, spectrum_table, spectrum_use
 
 LENGTH = 40
@@ -20,9 +20,9 @@ def shards(tmp_path):
     return random_shards(tmp_path, {"heldout-a": [30, 70], "heldout-b": [50]})
 
 
-def use(model, shards, **reading):
+def use(model, shards, **reader):
     places = {s: layout_of(shards.documents(s), bin_edges(LENGTH, 1)) for s in shards.splits}
-    return spectrum_use(model, shards, places, Reading(**reading))
+    return spectrum_use(model, shards, places, WindowReader(**reader))
 
 
 def tiny(name, **changes):

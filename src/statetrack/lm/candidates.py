@@ -9,9 +9,21 @@ from pathlib import Path
 import torch
 
 from statetrack.layers import AttentionConfig, DeltaNetConfig, Model, ModelConfig
-from statetrack.run import load_run
+from statetrack.lm.models import open_model
+from statetrack.lm.tokenizers import FILE, check_same_tokenizer
+from statetrack.spec import RunSpec
 
-__all__ = ["Candidate", "family", "labels", "open_candidate", "weights_sha256"]
+__all__ = [
+    "Candidate",
+    "Described",
+    "check_tokenizer",
+    "context_of",
+    "describe",
+    "family",
+    "labels",
+    "open_candidate",
+    "weights_sha256",
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,15 +43,52 @@ class Candidate:
         return sum(p.numel() for p in self.model.parameters())
 
 
+@dataclass(frozen=True)
+class Described:
+    """What remains of a candidate when its weights are no longer in memory."""
+
+    family: str
+    name: str
+    id: str
+    kind: str
+    seed: int
+    context: int
+    parameters: int
+    weights: str
+    given: str = ""
+
+
 def open_candidate(argument: str) -> Candidate:
-    """The model in a folder; "LABEL=FOLDER" gives it a label."""
-    given, _, path = argument.rpartition("=")
-    folder = Path(path)
-    spec, model = load_run(folder)
-    assert spec.training.train_lengths is not None
-    kind = replace(spec, seed=0).id
-    context = spec.training.train_lengths[1]
-    return Candidate(model, folder.name, spec.id, kind, spec.seed, context, given)
+    """The model in the folder of a run or of an export; "LABEL=FOLDER" gives it a label."""
+    given, folder = _parts(argument)
+    opened = open_model(folder)
+    identity, kind, seed = opened.name, str(folder.resolve()), 0
+    if (folder / "spec.json").exists():
+        spec = RunSpec.load(folder / "spec.json")
+        identity, kind, seed = spec.id, replace(spec, seed=0).id, spec.seed
+    return Candidate(opened.model, opened.name, identity, kind, seed, opened.context, given)
+
+
+def context_of(argument: str) -> int:
+    """The tokens of a training sequence; of a run without reading its weights."""
+    _, folder = _parts(argument)
+    if (folder / "spec.json").exists():
+        spec = RunSpec.load(folder / "spec.json")
+        return spec.training.train_lengths[1] if spec.training.train_lengths else 0
+    return open_model(folder).context
+
+
+def check_tokenizer(argument: str, data: Path) -> None:
+    """Refuse data of another tokenizer than the model's, where both are recorded."""
+    _, folder = _parts(argument)
+    if (folder / FILE).exists() and (data / FILE).exists():
+        check_same_tokenizer(data, folder)
+
+
+def _parts(argument: str) -> tuple[str, Path]:
+    """Label and folder."""
+    label, _, path = argument.rpartition("=")
+    return label, Path(path)
 
 
 def family(config: ModelConfig) -> str:
@@ -63,7 +112,7 @@ def _range(mixer: object) -> str:
     return getattr(mixer, "eigenvalues", "")
 
 
-def labels(candidates: Sequence["Described"]) -> list[str]:
+def labels(candidates: Sequence[Described]) -> list[str]:
     """A label for each, the same for two that differ in their seed only; the folder's name where needed."""
     plain = [c.given or c.family for c in candidates]
     kinds = {(label, c.given or c.kind) for label, c in zip(plain, candidates, strict=True)}
@@ -75,21 +124,6 @@ def labels(candidates: Sequence["Described"]) -> list[str]:
     kinds = {(label, c.given or c.kind) for label, c in zip(sized, candidates, strict=True)}
     clashing = {label for label, n in Counter(label for label, _ in kinds).items() if n > 1}
     return [_insert(s, c.name) if s in clashing else s for s, c in zip(sized, candidates, strict=True)]
-
-
-@dataclass(frozen=True)
-class Described:
-    """What remains of a candidate when its weights are no longer in memory."""
-
-    family: str
-    name: str
-    id: str
-    kind: str
-    seed: int
-    context: int
-    parameters: int
-    weights: str
-    given: str = ""
 
 
 def describe(candidate: Candidate) -> Described:

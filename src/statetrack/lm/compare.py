@@ -11,7 +11,7 @@ from statetrack.lm.layout import Layout
 from statetrack.lm.measured import Measured, Perplexities, in_window
 from statetrack.lm.tables import aligned
 
-__all__ = ["Difference", "as_table", "bootstrap", "compare", "position_windows"]
+__all__ = ["Difference", "as_table", "bootstrap", "compare", "paired_seeds", "position_windows"]
 
 DRAWN = 2**22  # indices drawn at once, 32 MiB
 UNITS, WEIGHTS = ("document", "sequence"), ("tokens", "units")
@@ -96,7 +96,7 @@ def compare(
 
 
 def paired_seeds(perplexities: Perplexities, first: str, second: str) -> list[tuple[Measured, Measured]]:
-    """The models of both labels with equal seeds."""
+    """Pairs of a model of each label with equal seeds, by seed; none in common is a `UserError`."""
     labels = {model.label for model in perplexities.models}
     for label in (first, second):
         if label not in labels:
@@ -190,12 +190,15 @@ def _table(layout: Layout, values: np.ndarray, unit: str, bounds: Sequence[tuple
 
 
 def as_table(differences: Sequence[Difference], unit: str = "document") -> str:
-    """The differences as aligned text, one line each."""
-    columns = ("split", "positions", f"{unit}s", "difference", "95 % interval", "by seed", "spread of seeds")
-    lines: list[tuple[str, ...]] = [columns]
+    """The differences as aligned text, one line each; with several seeds also by seed, and their spread."""
+    columns = ("split", "positions", f"{unit}s", "difference", "95 % interval")
+    several = any(len(d.by_seed) > 1 for d in differences)
+    lines: list[tuple[str, ...]] = [(*columns, "by seed", "spread of seeds") if several else columns]
     for d in differences:
-        spread = " ".join("-" if np.isnan(s) else f"{s:.4f}" for s in d.spread)
         interval = f"{d.lower:+.4f} to {d.upper:+.4f}"
-        seeds = " ".join(f"{value:+.4f}" for value in d.by_seed)
-        lines.append((d.split, f"{d.low}-{d.high}", f"{d.units}", f"{d.mean:+.4f}", interval, seeds, spread))
+        cells = (d.split, f"{d.low}-{d.high}", f"{d.units}", f"{d.mean:+.4f}", interval)
+        if several:
+            seeds = " ".join(f"{value:+.4f}" for value in d.by_seed)
+            cells += (seeds, " ".join(f"{value:.4f}" for value in d.spread))
+        lines.append(cells)
     return aligned(lines, left=2)

@@ -7,10 +7,23 @@ from pathlib import Path
 import numpy as np
 
 from statetrack.errors import UserError
-from statetrack.lm.candidates import Described, describe, labels, open_candidate
+from statetrack.lm.candidates import (
+    Described,
+    check_tokenizer,
+    context_of,
+    describe,
+    labels,
+    open_candidate,
+)
 from statetrack.lm.layout import Layout, Rows, bin_edges, layout_of
-from statetrack.lm.measured import Measured, Perplexities, read_perplexities, write_perplexities
-from statetrack.lm.perplexity import Reading, measure
+from statetrack.lm.measured import (
+    Measured,
+    Perplexities,
+    read_perplexities,
+    shortened,
+    write_perplexities,
+)
+from statetrack.lm.perplexity import WindowReader, measure
 from statetrack.lm.spectrum import SpectrumUse, spectrum_use
 from statetrack.tasks.token_shards import TokenShards
 
@@ -44,7 +57,7 @@ def measure_models(
     models: Sequence[str],
     shards: TokenShards,
     sequences: Sequences,
-    reading: Reading,
+    reader: WindowReader,
     path: Path,
     progress: Progress = lambda what, done, of: None,
 ) -> Perplexities:
@@ -52,10 +65,10 @@ def measure_models(
 
     What that file holds of a model already, for the same sequences and precision, is not measured again.
     """
-    contexts = [open_candidate(argument).context for argument in models]
-    layouts = sequences.layouts(shards, contexts)
-    how = {"precision": reading.precision}
-    known = _known(path, Perplexities(shards.sha256, sequences.rows, layouts, (), how))
+    for argument in models:  # what is wrong is said before the work
+        check_tokenizer(argument, shards.folder)
+    layouts = sequences.layouts(shards, [context_of(argument) for argument in models])
+    known = _known(path, Perplexities(shards.sha256, sequences.rows, layouts, (), reader.precision))
     found: list[tuple[Described, dict[str, np.ndarray]]] = []
     for argument in models:
         candidate = open_candidate(argument)
@@ -63,9 +76,11 @@ def measure_models(
         losses = known.get(described.weights)
         if losses is None:
             said = _said(progress, described.name)
-            losses = measure(candidate.model, shards, layouts, reading, said)
+            losses = measure(candidate.model, shards, layouts, reader, said)
+            # as they will be read back, so that a second call prints and draws the same
+            losses = {split: np.array(shortened(values)) for split, values in losses.items()}
         found.append((described, losses))
-        measured = Perplexities(shards.sha256, sequences.rows, layouts, _measured(found), how)
+        measured = Perplexities(shards.sha256, sequences.rows, layouts, _measured(found), reader.precision)
         write_perplexities(path, measured)
     return measured
 
@@ -74,7 +89,7 @@ def spectra_of_models(
     models: Sequence[str],
     shards: TokenShards,
     sequences: Sequences,
-    reading: Reading,
+    reader: WindowReader,
     progress: Progress = lambda what, done, of: None,
 ) -> dict[str, list[SpectrumUse]]:
     """The use of the spectrum by the models in these folders, by label and seed."""
@@ -83,7 +98,7 @@ def spectra_of_models(
     for argument in models:
         candidate = open_candidate(argument)
         described = describe(candidate)
-        use = spectrum_use(candidate.model, shards, layouts, reading, _said(progress, described.name))
+        use = spectrum_use(candidate.model, shards, layouts, reader, _said(progress, described.name))
         found.append((described, use))
     names = labels([described for described, _ in found])
     several = len({d.seed for d, _ in found}) > 1
@@ -106,7 +121,7 @@ def _known(path: Path, now: Perplexities) -> dict[str, dict[str, np.ndarray]]:
     if not path.exists():
         return {}
     before = read_perplexities(path)
-    if not before.same_sequences(now) or before.reading != now.reading:
+    if not before.same_sequences(now) or before.precision != now.precision:
         raise UserError(
             f"{path} holds losses of other sequences (data, length, rows, bins, splits or precision). "
             "Choose another --out, or delete that file."

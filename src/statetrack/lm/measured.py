@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -53,18 +53,23 @@ class Perplexities:
     rows: str
     layouts: dict[str, Layout]
     models: tuple[Measured, ...]
-    reading: dict[str, Any] = field(default_factory=dict)  # how it was computed; changes rounding only
+    precision: str = "float32"
 
     def by_position(self, model: Measured, split: str) -> PositionLoss:
         """Mean and standard error over sequences of the loss in each bin of positions."""
+        return _over_sequences(self._by_sequence(model, split))
+
+    def paired_by_position(self, pairs: Sequence[tuple[Measured, Measured]], split: str) -> PositionLoss:
+        """The same of the loss of the second of each pair minus that of the first, averaged over pairs."""
+        found = [self._by_sequence(b, split) - self._by_sequence(a, split) for a, b in pairs]
+        return _over_sequences(np.mean(found, axis=0))
+
+    def _by_sequence(self, model: Measured, split: str) -> np.ndarray:
+        """The mean loss of each sequence in each bin, (sequences, bins)."""
         layout = self.layouts[split]
-        shape = (len(layout.starts), len(layout.edges) - 1)
-        sums = np.zeros(shape)
+        sums = np.zeros((len(layout.starts), len(layout.edges) - 1))
         np.add.at(sums, (layout.sequence, layout.bin), model.losses[split])
-        means = sums / np.diff(layout.edges)
-        n = len(means)
-        error = means.std(0, ddof=1) / n**0.5 if n > 1 else np.full(shape[1], np.nan)
-        return PositionLoss(means.mean(0), error)
+        return sums / np.diff(layout.edges)
 
     def mean_loss(self, model: Measured, split: str, low: int = 0, high: int | None = None) -> float:
         """The mean loss at positions [low, high), in nats per token; they must be edges of bins."""
@@ -85,7 +90,7 @@ class Perplexities:
             "format": FORMAT,
             "data_sha256": self.data,
             "rows": self.rows,
-            "reading": self.reading,
+            "precision": self.precision,
             "splits": {
                 split: {
                     "length": layout.length,
@@ -107,11 +112,11 @@ class Perplexities:
                 "loss": total,
                 "perplexity": float(np.exp(total)),
                 "by_position": {
-                    "mean": _short(mean),
-                    "standard_error": [None if np.isnan(e) else e for e in _short(error)],
-                    "perplexity": _short(np.exp(mean)),
+                    "mean": shortened(mean),
+                    "standard_error": [None if np.isnan(e) else e for e in shortened(error)],
+                    "perplexity": shortened(np.exp(mean)),
                 },
-                "cells": _short(losses),
+                "cells": shortened(losses),
             }
         names = ("id", "label", "seed", "context", "parameters", "weights")
         return {name: getattr(model, name) for name in names} | {"splits": splits}
@@ -124,7 +129,14 @@ class Perplexities:
             splits = model.pop("splits")
             losses = {split: np.asarray(of["cells"], dtype=float) for split, of in splits.items()}
             models.append(Measured(losses=losses, **model))
-        return cls(data["data_sha256"], data["rows"], layouts, tuple(models), data["reading"])
+        return cls(data["data_sha256"], data["rows"], layouts, tuple(models), data["precision"])
+
+
+def _over_sequences(losses: np.ndarray) -> PositionLoss:
+    """Mean and standard error of losses (sequences, bins) over the first axis."""
+    n = len(losses)
+    error = losses.std(0, ddof=1) / n**0.5 if n > 1 else np.full(losses.shape[1], np.nan)
+    return PositionLoss(losses.mean(0), error)
 
 
 def in_window(layout: Layout, low: int, high: int) -> np.ndarray:
@@ -147,7 +159,7 @@ def merge(measured: Sequence[Perplexities]) -> Perplexities:
             "Measure the models with the same options."
         )
     models = {model.id: model for one in measured for model in one.models}
-    return Perplexities(first.data, first.rows, first.layouts, tuple(models.values()), first.reading)
+    return Perplexities(first.data, first.rows, first.layouts, tuple(models.values()), first.precision)
 
 
 def write_perplexities(path: Path, perplexities: Perplexities) -> None:
@@ -156,7 +168,7 @@ def write_perplexities(path: Path, perplexities: Perplexities) -> None:
 
 
 def read_perplexities(path: Path) -> Perplexities:
-    """What `write_perplexities` wrote."""
+    """What `write_perplexities` wrote; a file of anything else is a `UserError`."""
     try:
         data = json.loads(Path(path).read_text())
         if not isinstance(data, dict) or data.get("format") != FORMAT:
@@ -170,6 +182,6 @@ def read_perplexities(path: Path) -> Perplexities:
         raise UserError(f"{path} cannot be read as losses by position: {error}") from error
 
 
-def _short(values: np.ndarray) -> list[float]:
-    """Eight digits: more than float32 sums hold, and half of the file."""
+def shortened(values: np.ndarray) -> list[float]:
+    """The values with eight digits, as files keep them: more than sums of float32 have."""
     return [float(f"{value:.8g}") for value in values]

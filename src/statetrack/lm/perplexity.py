@@ -15,13 +15,13 @@ from statetrack.layers import Model
 from statetrack.lm.layout import Layout
 from statetrack.tasks.token_shards import TokenShards
 
-__all__ = ["Reading", "check_vocabulary", "measure", "token_losses"]
+__all__ = ["WindowReader", "check_vocabulary", "measure", "token_losses"]
 
 LOGITS = 2**25  # most logits held at once: 128 MiB in float32
 
 
 @dataclass(frozen=True)
-class Reading:
+class WindowReader:
     """How sequences are read: `batch` of them at once, `window` tokens at a time, the state carried on."""
 
     window: int = 2048
@@ -73,7 +73,7 @@ def measure(
     model: Model,
     shards: TokenShards,
     layouts: dict[str, Layout],
-    reading: Reading,
+    reader: WindowReader,
     progress: Callable[[str, int, int], None] = lambda split, done, of: None,
 ) -> dict[str, np.ndarray]:
     """The sum of losses in every cell of every split, in float64; memory does not depend on the length.
@@ -81,12 +81,12 @@ def measure(
     `progress` is called with a split's name, and how many of its tokens are done of how many.
     """
     check_vocabulary(model, shards)
-    model = model.to(reading.device).eval()
+    model = model.to(reader.device).eval()
     found = {}
     for split, layout in layouts.items():
         sums, state, done = np.zeros(len(layout.tokens)), None, 0
-        for sequences, position, tokens in reading.pieces(shards, split, layout):
-            with reading.autocast():
+        for sequences, position, tokens in reader.pieces(shards, split, layout):
+            with reader.autocast():
                 losses, state = token_losses(model, tokens, state if position else None)
             for i, values in zip(sequences, losses.cpu().numpy(), strict=True):
                 layout.add(sums, i, position, values)

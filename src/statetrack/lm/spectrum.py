@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from statetrack.errors import UserError
-from statetrack.layers import AttentionConfig, DeltaNetConfig, MambaConfig, MixerConfig, Model
+from statetrack.layers import DeltaNetConfig, MambaConfig, MixerConfig, Model
 from statetrack.lm.layout import Layout
-from statetrack.lm.perplexity import Reading, check_vocabulary
+from statetrack.lm.perplexity import WindowReader, check_vocabulary
 from statetrack.lm.tables import aligned
 from statetrack.spectrum import informative
 from statetrack.tasks.token_shards import TokenShards
@@ -81,7 +81,7 @@ def spectrum_use(
     model: Model,
     shards: TokenShards,
     layouts: dict[str, Layout],
-    reading: Reading,
+    reader: WindowReader,
     progress: Callable[[str, int, int], None] = lambda split, done, of: None,
 ) -> list[SpectrumUse]:
     """The use of the spectrum by every layer with transitions, on the sequences of every split.
@@ -91,16 +91,16 @@ def spectrum_use(
     Attention has no transitions and is left out.
     """
     check_vocabulary(model, shards)
-    if all(isinstance(_mixer(model, i), AttentionConfig) for i in range(len(model.blocks))):
+    if not any(map(_is_recurrent, model.blocks)):
         raise UserError("spectrum: the model has attention in every layer, so no transitions to look at.")
-    model = model.to(reading.device).eval()
+    model = model.to(reader.device).eval()
     found = []
     for split, layout in layouts.items():
         tallies: dict[int, _Tally] = {}
         with _watching(model, tallies):
             state, done = None, 0
-            for _, position, tokens in reading.pieces(shards, split, layout):
-                with reading.autocast():
+            for _, position, tokens in reader.pieces(shards, split, layout):
+                with reader.autocast():
                     _, state = model(tokens[:, :-1], state if position else None, read_out=False)
                 done += tokens[:, 1:].numel()
                 progress(split, done, len(layout.starts) * layout.length)
@@ -124,7 +124,7 @@ def _watching(model: Model, tallies: dict[int, _Tally]) -> Iterator[None]:
     handles = [
         block.mixer.register_forward_pre_hook(watch(layer))  # type: ignore[union-attr]
         for layer, block in enumerate(model.blocks)
-        if not isinstance(_mixer(model, layer), AttentionConfig)
+        if _is_recurrent(block)
     ]
     try:
         yield
@@ -135,6 +135,10 @@ def _watching(model: Model, tallies: dict[int, _Tally]) -> Iterator[None]:
 
 def _mixer(model: Model, layer: int) -> MixerConfig:
     return model.config.mixer_of(layer)
+
+
+def _is_recurrent(block: Any) -> bool:
+    return getattr(block.mixer, "is_recurrent", True)
 
 
 def _by_unit(eigenvalues: Tensor, mixer: MixerConfig) -> Tensor:
@@ -150,7 +154,15 @@ def _by_unit(eigenvalues: Tensor, mixer: MixerConfig) -> Tensor:
 
 def spectrum_table(uses: Sequence[SpectrumUse]) -> str:
     """Per split and layer: the fraction below 0, over all units and in the unit with most; how far below."""
-    columns = ("split", "layer", "units", "below 0", "most in a unit", "mean of min(a, 0)", "1 % quantile")
+    columns = (
+        "split",
+        "layer",
+        "units",
+        "below 0",
+        "most in a unit",
+        "mean of min(a, 0)",
+        "lowest 1 % quantile",
+    )
     lines: list[tuple[str, ...]] = [columns]
     for use in uses:
         n = len(use.negative)

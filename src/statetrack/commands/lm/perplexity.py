@@ -6,17 +6,16 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
 from pathlib import Path
 from typing import Literal
 
-from statetrack.commands.flags import parse, take_plugins
+from statetrack.commands.flags import parse, take_leading, take_plugins
 from statetrack.errors import UserError
 from statetrack.files import write_atomically, write_text
 from statetrack.lm.compare import Difference, as_table, compare, position_windows
 from statetrack.lm.measure_models import Sequences, measure_models, spectra_of_models
 from statetrack.lm.measured import Perplexities
-from statetrack.lm.perplexity import Reading
+from statetrack.lm.perplexity import WindowReader
 from statetrack.lm.spectrum import spectrum_table
 from statetrack.lm.tables import aligned
 from statetrack.report import figures, language_models
@@ -45,17 +44,16 @@ class PerplexityOptions:
 
 
 def main(arguments: Sequence[str]) -> None:
-    rest = take_plugins(arguments)
-    folders = list(takewhile(lambda argument: not argument.startswith("-"), rest))
-    options = parse(PerplexityOptions, rest[len(folders) :], USAGE)
+    folders, rest = take_leading(take_plugins(arguments))
+    options = parse(PerplexityOptions, rest, USAGE)
     if len(folders) < 2:
         raise UserError(f"lm perplexity: give models and the folder of the data: {USAGE}")
     figures.new_figure(1, 1)  # a missing extra is reported before the work
     *models, data = folders
     shards, progress = TokenShards.open(data), Progress()
-    reading = Reading(options.window, options.batch, options.precision, resolve_device(options.device))
+    reader = WindowReader(options.window, options.batch, options.precision, resolve_device(options.device))
     path = options.out / "perplexity.json"
-    measured = measure_models(models, shards, options.sequences, reading, path, progress)
+    measured = measure_models(models, shards, options.sequences, reader, path, progress)
     print(perplexity_table(measured))
     write_figure(options.out / "perplexity", figure_of(measured))
     found = differences_of(measured, options.unit)
@@ -66,7 +64,7 @@ def main(arguments: Sequence[str]) -> None:
         )
         write_figure(options.out / "differences", language_models.differences(found))
     if options.spectrum:
-        uses = spectra_of_models(models, shards, options.sequences, reading, progress)
+        uses = spectra_of_models(models, shards, options.sequences, reader, progress)
         for label, of_model in uses.items():
             print(f"\nEigenvalues of the transitions, {label}:\n\n{spectrum_table(of_model)}")
         content = {label: [use.to_dict() for use in of_model] for label, of_model in uses.items()}
