@@ -37,7 +37,7 @@ from statetrack.experiments.language_models import (
 )
 from statetrack.files import write_json, write_text
 from statetrack.lm.measure_models import Sequences, measure_models, spectra_of_models
-from statetrack.lm.perplexity import Reading
+from statetrack.lm.perplexity import WindowReader
 from statetrack.run import read_done, run
 from statetrack.tasks.token_shards import TokenShards
 from statetrack.training import Options
@@ -157,7 +157,7 @@ def evaluate(
     if not finished:
         return
     on_gpu = torch.cuda.is_available()
-    reading = Reading(
+    reader = WindowReader(
         window=min(CONTEXT, length),
         batch=16,
         precision="bfloat16" if on_gpu else "float32",  # as in training
@@ -165,14 +165,14 @@ def evaluate(
     )
     arguments = [f"{r.label}={folder / r.spec.id}" for r in finished]
     sequences = Sequences(length=length, bins=32)
-    measure_models(arguments, shards, sequences, reading, folder.parent / "perplexity.json", clock.check)
+    measure_models(arguments, shards, sequences, reader, folder.parent / "perplexity.json", clock.check)
     say(f"losses by position: {len(finished)} models")
     for r, argument in zip(finished, arguments, strict=True):
         path = folder / r.spec.id / "spectrum.json"
         if path.exists():
             continue
-        few = Sequences(length=reading.window, bins=1, sequences=SPECTRUM_PIECES)
-        small = replace(reading, batch=4)  # Mamba has 16,384 eigenvalues a token and layer
+        few = Sequences(length=reader.window, bins=1, sequences=SPECTRUM_PIECES)
+        small = replace(reader, batch=4)  # Mamba has 16,384 eigenvalues a token and layer
         (uses,) = spectra_of_models([argument], shards, few, small, clock.check).values()
         write_json(path, {"label": r.label, "seed": r.spec.seed, "uses": [vars(use) for use in uses]})
         say(f"use of the spectrum: {r.label}, seed {r.spec.seed}")
