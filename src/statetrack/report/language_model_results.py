@@ -12,8 +12,10 @@ from statetrack.errors import UserError
 from statetrack.experiments.item import LabelledRun, range_label
 from statetrack.experiments.language_models import (
     MODELS,
+    PAST,
     RANGES,
     SEEDS,
+    WITHIN,
     Differences,
     Verdict,
     spikes,
@@ -87,8 +89,10 @@ def _run(data: dict[str, Any]) -> LanguageModelRun:
 
 
 def _use(data: dict[str, Any]) -> SpectrumUse:
-    tuples = {name: tuple(data[name]) for name in ("negative", "negative_part")}
-    return SpectrumUse(**data | tuples | {"quantiles": tuple(map(tuple, data["quantiles"]))})
+    """Lists become the tuples they were."""
+    fixed: dict[str, Any] = {name: tuple(data[name]) for name in ("negative", "negative_part")}
+    fixed["quantiles"] = tuple(map(tuple, data["quantiles"]))
+    return SpectrumUse(**data | fixed)
 
 
 def differences(results: LanguageModelResults, unit: str = "sequence") -> Differences:
@@ -194,8 +198,6 @@ def _warmup(run: LanguageModelRun) -> float:
 
 def judge(results: LanguageModelResults, found: Differences) -> list[Verdict]:
     """The verdicts of the plan on these results, whatever their lengths."""
-    from statetrack.experiments.language_models import PAST, WITHIN
-
     renamed = {results.within: WITHIN, results.past: PAST}
     named = {(model, split, renamed[positions]): d for (model, split, positions), d in found.items()}
     return verdicts(named, contrast(results), stability(results.runs))
