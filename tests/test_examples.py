@@ -11,8 +11,9 @@ import pytest
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
-def output_of(name):
-    result = subprocess.run([sys.executable, EXAMPLES / name], capture_output=True, text=True)
+def output_of(name, *arguments):
+    command = [sys.executable, EXAMPLES / name, *arguments]
+    result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     return result.stdout
 
@@ -40,6 +41,13 @@ def test_decoding_token_by_token_equals_one_pass():
     differences = re.findall(r"one pass (\S+)", output)
     assert len(differences) == 3
     assert max(map(float, differences)) < 1e-4
+
+
+def test_an_extended_model_goes_on_training():
+    """Two steps, then one more: what is printed, not how good it is."""
+    output = output_of("extend_the_range.py", "2", "1")
+    assert len(re.findall(r"in \[-1,1\], \w+ kept: \d\.\d+ at once, \d\.\d+ after 1 more steps", output)) == 4
+    assert len(re.findall(r"still in \[0,1\]: \d\.\d+", output)) == 2
 
 
 def test_every_example_is_short_and_tested():

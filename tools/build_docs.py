@@ -39,12 +39,18 @@ MODULES = (
     "statetrack.ops.swiglu",
     "statetrack.layers",
     "statetrack.tasks",
+    "statetrack.tasks.token_shards",
     "statetrack.automata",
     "statetrack.automata.obstruct",
     "statetrack.spec",
     "statetrack.run",
     "statetrack.training",
     "statetrack.sweep",
+    "statetrack.lm.shards",
+    "statetrack.lm.specs",
+    "statetrack.lm.tokenize",
+    "statetrack.lm.tokenizers",
+    "statetrack.integrations.loggers",
     "statetrack.plugins",
 )
 PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/**/*.md")

@@ -13,11 +13,13 @@ import argparse
 import contextlib
 import fcntl
 import json
+import math
 import platform
 import shutil
 import threading
 import time
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +27,12 @@ import torch
 
 from statetrack.errors import UserError
 from statetrack.exit_codes import exit_codes
-from statetrack.files import PARTIAL, write_json
+from statetrack.files import PARTIAL, write_atomically, write_json
 from statetrack.layers import Model
 from statetrack.plugins import use_plugins
 from statetrack.provenance import commit
 from statetrack.spec import RunSpec
+from statetrack.tasks import Corpus
 from statetrack.training import Options, build_model, train
 from statetrack.training.loop import CHECKPOINTS, Running, check_options, resolve_device, stop_signals
 from statetrack.training.ranks import (
@@ -45,6 +48,7 @@ from statetrack.training.store import checkpoints, remove
 __all__ = ["load_run", "run"]
 
 RESULTS = Path("results")
+TOKENIZER = "tokenizer.json"
 
 
 def run(spec: RunSpec, folder: Path | None = None, options: Options | None = None) -> dict[str, Any]:
@@ -104,8 +108,22 @@ def _begin(spec: RunSpec, folder: Path, held: contextlib.ExitStack) -> dict[str,
     if done is None:
         for leftover in folder.glob(f".*{PARTIAL}"):  # of a process killed while it wrote
             shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink(missing_ok=True)
+        _copy_tokenizer(spec, folder)
         write_json(folder / "spec.json", spec.to_dict())
     return done
+
+
+def _copy_tokenizer(spec: RunSpec, folder: Path) -> None:
+    """The tokenizer of a corpus goes with the model, which is of no use without it."""
+    if not isinstance(spec.task, Corpus) or not (source := Path(spec.task.path) / TOKENIZER).exists():
+        return
+    content = source.read_bytes()
+    if (folder / TOKENIZER).exists() and (folder / TOKENIZER).read_bytes() != content:
+        raise UserError(
+            f"{folder / TOKENIZER} differs from {source}: the run was started with another tokenizer. "
+            "Choose another --out, or the data of that tokenizer."
+        )
+    write_atomically(folder / TOKENIZER, [content])
 
 
 def _finish(folder: Path, done: dict[str, Any]) -> dict[str, Any]:
@@ -243,9 +261,12 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument(
         "--spike", type=float, default=Options.spike, help="largest jump of the loss (0: any)"
     )
+    parser.add_argument(
+        "--activation-checkpointing", action="store_true", help="compute blocks again to save memory"
+    )
     given = parser.parse_args(arguments)
     quiet = not is_first_process()
-    with leaving_at_once(), exit_codes(quiet=quiet), _processes(given.device) as ranks:
+    with leaving_at_once(), exit_codes(quiet=quiet), processes(given.device) as ranks:
         with ranks.together():
             use_plugins(given.plugin)
             spec = RunSpec.load(given.spec)
@@ -258,6 +279,7 @@ def main(arguments: list[str] | None = None) -> None:
                 parallel=given.parallel,
                 micro_batches=given.micro_batches,
                 checkpoints=given.checkpoints,
+                activation_checkpointing=given.activation_checkpointing,
                 spike=given.spike,
             )
         done = run(spec, given.out, options)
@@ -265,14 +287,14 @@ def main(arguments: list[str] | None = None) -> None:
             print(json.dumps(done["metrics"]))
 
 
-def _processes(device: str) -> contextlib.AbstractContextManager[Ranks]:
+def processes(device: str) -> contextlib.AbstractContextManager[Ranks]:
     """This process alone, or those of torchrun."""
     return start_processes(resolve_device(device)) if under_torchrun() else contextlib.nullcontext(Ranks())
 
 
 def print_row(step: int, row: dict[str, Any]) -> None:
     """One readable line per row of metrics."""
-    parts = [f"step {step:>7}", f"loss {row['loss']:.4f}"]
+    parts = [f"step {step:>7}", f"loss {row['loss']:.4f}", *_speed(row)]
     parts += [f"acc@{length} {value:.3f}" for length, value in row.get("accuracy", {}).items()]
     if "scaled_accuracy" in row:
         majority = row["majority_scaled_accuracy"]
@@ -281,6 +303,18 @@ def print_row(step: int, row: dict[str, Any]) -> None:
         parts.append(f"heldout {row['heldout_loss']:.4f}")
         parts += [f"ppl@{edge} {value:.2f}" for edge, value in row["perplexity"].items()]
     print("  ".join(parts), flush=True)
+
+
+def _speed(row: dict[str, Any]) -> list[str]:
+    """What the row of a language model has beside its loss, before it is evaluated."""
+    if "tokens_per_second" not in row:
+        return []
+    parts = [f"ppl {math.exp(min(row['loss'], 700.0)):.2f}", f"lr {row['lr']:.2e}"]
+    parts += [f"grad {row['grad_norm']:.3f}"] if "grad_norm" in row else []
+    parts.append(f"{row['tokens_per_second']:,.0f} tokens/s")
+    parts += [f"MFU {row['mfu']:.1%}"] if "mfu" in row else []
+    left = timedelta(seconds=round(row["seconds_left"]))
+    return [*parts, f"{row['memory_bytes'] / 1e9:.1f} GB", f"{left} left"]
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from typing import Literal
 
 import torch
 
-from statetrack.config import from_dict, register_kind, run_id, to_dict
+from statetrack.config import added, from_dict, register_kind, run_id, to_dict
 from statetrack.errors import UserError
 from statetrack.layers import PRESETS, Model, ModelConfig
 from statetrack.tasks import Task, task
@@ -76,6 +76,9 @@ class RunSpec:
     training: TrainingConfig = TrainingConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     seed: int = 0
+    # the weights to start from, if not random ones: the SHA-256 of a safetensors file, and where it is
+    initial: str = added("")
+    initial_path: str = field(default="", compare=False, kw_only=True)
 
     def resolved(self) -> "RunSpec":
         """The spec with the task's defaults written out, checked."""

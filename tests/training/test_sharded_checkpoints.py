@@ -23,7 +23,7 @@ PARTS = {"checkpoints": "sharded", "say": lambda text: None}
 
 @pytest.fixture(scope="module")
 def spec():
-    """With a head that is the embedding's table: two names of one tensor."""
+    """With a head that is the embedding's table, which is in a checkpoint once."""
     return RunSpec(
         task("parity-dense"),
         model_config("deltanet", d_model=8, heads=2, tied=True),
@@ -93,8 +93,7 @@ def test_a_checkpoint_holds_no_pickle_and_a_manifest_of_checksums(spec, cut):
 def test_the_weights_of_a_checkpoint_are_read_without_a_run(spec, cut):
     weights = read_weights(checkpoints(cut)[0])
     model = Model(spec.model, spec.task.vocab_size, spec.task.n_classes)
-    missing, unexpected = model.load_state_dict(weights, strict=False)
-    assert (missing, unexpected) == (["head.weight"], [])
+    model.load_state_dict(weights)
     before = FileStore(cut, spec.id, lambda text: None)
     state = before.load_latest(lambda: loop.new_state(spec, torch.device("cpu")), [2, 4])
     torch.testing.assert_close(dict(model.named_parameters()), dict(state.model.named_parameters()))

@@ -30,6 +30,13 @@ def take_first(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
     return None, list(arguments)
 
 
+def take_leading(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The arguments before the first flag, and the rest."""
+    flags = [i for i, argument in enumerate(arguments) if argument.startswith("-")]
+    end = flags[0] if flags else len(arguments)
+    return list(arguments[:end]), list(arguments[end:])
+
+
 D = TypeVar("D", str, None)
 
 

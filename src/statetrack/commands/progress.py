@@ -1,4 +1,4 @@
-"""Progress of a few runs: bars in a terminal, plain lines elsewhere."""
+"""Progress of runs and of reading files: bars in a terminal, plain lines elsewhere."""
 
 import sys
 import time
@@ -45,5 +45,42 @@ def _lines(label: str, steps: int, to: TextIO) -> Report:
         if not ended and (step == steps or time.monotonic() - last > 5):
             last, ended = time.monotonic(), step == steps
             print(f"{label:<42} step {step:>5}/{steps}  loss {row['loss']:.4f}", file=to, flush=True)
+
+    return report
+
+
+@contextmanager
+def bytes_bar(
+    label: str, total: int | None, to: TextIO | None = None
+) -> Iterator[Callable[[int, str], None]]:
+    """Yields a function that takes the bytes read so far and a remark; `total` is None if not known."""
+    stream = sys.stdout if to is None else to
+    if not stream.isatty():
+        yield _byte_lines(label, total, stream)
+        return
+    rich = require("rich.progress", extra="cli", for_="live progress")
+    columns = (
+        rich.TextColumn("{task.description}"),
+        rich.BarColumn(),
+        rich.DownloadColumn(),
+        rich.TransferSpeedColumn(),
+        rich.TimeRemainingColumn(),
+        rich.TextColumn("{task.fields[remark]}"),
+    )
+    with rich.Progress(*columns, console=rich.Console(file=stream)) as display:
+        bar = display.add_task(label, total=total, remark="")
+        yield lambda done, remark: display.update(bar, completed=done, remark=remark)
+
+
+def _byte_lines(label: str, total: int | None, to: TextIO) -> Callable[[int, str], None]:
+    """A line every few seconds."""
+    last = time.monotonic()
+
+    def report(done: int, remark: str) -> None:
+        nonlocal last
+        if time.monotonic() - last > 5:
+            last = time.monotonic()
+            of = "" if total is None else f" of {total / 1e6:.0f}"
+            print(f"{label}  {done / 1e6:.0f}{of} MB  {remark}", file=to, flush=True)
 
     return report

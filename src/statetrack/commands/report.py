@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from statetrack.commands.flags import parse
+from statetrack.commands.flags import parse, take_leading
 from statetrack.errors import UserError
 from statetrack.report.build import write_overview, write_report
 from statetrack.report.records import RECORDS
@@ -24,8 +24,9 @@ class ReportOptions:
 
 
 def main(arguments: Sequence[str]) -> None:
-    folders = [Path(argument) for argument in _leading(arguments)]
-    options = parse(ReportOptions, arguments[len(folders) :], "statetrack report DIR...")
+    given, rest = take_leading(arguments)
+    folders = [Path(name) for name in given]
+    options = parse(ReportOptions, rest, "statetrack report DIR...")
     if not folders:
         raise UserError("report: give at least one folder, such as results/reproduce/fig-parity/quick.")
     groups: dict[tuple[str, str], list[tuple[Path, ItemResults]]] = {}
@@ -55,9 +56,3 @@ def _export(results: ItemResults, folder: Path) -> ItemResults:
             "lines and repeat the command to put the new ones in their place.\n"
         )
     return merged
-
-
-def _leading(arguments: Sequence[str]) -> list[str]:
-    """The arguments before the first flag."""
-    flags = [i for i, argument in enumerate(arguments) if argument.startswith("-")]
-    return list(arguments[: flags[0]] if flags else arguments)

@@ -13,6 +13,7 @@ from statetrack.layers.mixer import Mixer, MixerConfig
 from statetrack.layers.mlstm import MLSTM, MLSTMConfig
 from statetrack.layers.model import Model, ModelConfig
 from statetrack.layers.presets import PRESETS, SIZED_PRESETS, build, model_config, register_mixer
+from statetrack.layers.ranges import extended_range
 from statetrack.layers.sizes import count_parameters
 from statetrack.layers.slstm import SLSTM, SLSTMConfig
 
@@ -39,6 +40,7 @@ __all__ = [
     "SLSTMConfig",
     "build",
     "count_parameters",
+    "extended_range",
     "model_config",
     "register_mixer",
 ]

@@ -64,11 +64,12 @@ def model_config(name: str, *, attention_every: int = 0, **changes: Any) -> Mode
         of_backbone = {"mixers": ()} | of_backbone
     config = replace(config, **of_backbone)
     if attention_every:
-        config = _with_attention(name, config, attention_every)
+        config = with_attention(name, config, attention_every)
     return with_mixer_options(name, config, of_mixer)
 
 
-def _with_attention(name: str, config: ModelConfig, every: int) -> ModelConfig:
+def with_attention(name: str, config: ModelConfig, every: int) -> ModelConfig:
+    """The config as a hybrid whose layers every, 2 every, ... are attention."""
     if isinstance(every, bool) or not isinstance(every, int) or not 2 <= every <= config.layers:
         raise UserError(
             f"{name}: attention_every is {every!r}, expected 0 (none) or from 2 to layers = {config.layers}."

@@ -13,7 +13,9 @@ from statetrack.errors import UserError
 from statetrack.files import write_atomically
 from statetrack.tasks.token_shards import DTYPES, FORMAT, INDEX, Shard, TokenShards, offsets_file
 
-BYTES = {"name": "bytes", "sha256": ""}  # the tokenizer entry of text as UTF-8 bytes
+__all__ = ["write_shards"]
+
+NO_TOKENIZER = {"name": "none", "sha256": ""}  # of token ids that were never text
 
 
 def dtype_for(vocab_size: int) -> str:
@@ -45,7 +47,7 @@ def write_index(
     splits: Mapping[str, Sequence[Shard]],
     vocab_size: int,
     end_of_document: int,
-    tokenizer: Mapping[str, str] = BYTES,
+    tokenizer: Mapping[str, str] = NO_TOKENIZER,
 ) -> None:
     """Write index.json, after all shards: from then on the folder can be opened."""
     index = {
@@ -66,7 +68,7 @@ def write_shards(
     end_of_document: int,
     *,
     documents_per_shard: int = 2**30,
-    tokenizer: Mapping[str, str] = BYTES,
+    tokenizer: Mapping[str, str] = NO_TOKENIZER,
 ) -> TokenShards:
     """Token ids that are there already, as shards: per split its documents, without end-of-document tokens.
 
@@ -78,6 +80,8 @@ def write_shards(
         largest = max((int(document.max()) for document in ended), default=-1)
         if largest >= vocab_size or min((int(document.min()) for document in ended), default=0) < 0:
             raise UserError(f"write_shards: tokens of {name!r}, expected from 0 to {vocab_size - 1}.")
+        if any((document[:-1] == end_of_document).any() for document in ended):
+            raise UserError(f"write_shards: a document of {name!r} holds the end-of-document token.")
         pieces = [ended[i : i + documents_per_shard] for i in range(0, len(ended), documents_per_shard)]
         written[name] = [
             write_shard(folder, name, number, piece, dtype_for(vocab_size))

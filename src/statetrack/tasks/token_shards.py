@@ -22,6 +22,8 @@ import numpy as np
 
 from statetrack.errors import UserError
 
+__all__ = ["Shard", "TokenShards", "open_shards"]
+
 FORMAT = "statetrack token shards, version 1"
 INDEX = "index.json"
 TRAIN = "train"

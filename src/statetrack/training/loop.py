@@ -53,6 +53,7 @@ class Options:
     parallel: Parallel | None = None  # how several processes share the work; "ddp" when None
     micro_batches: int = 1  # pieces of a rank's batch, one after the other to save memory
     checkpoints: Checkpoints | None = None  # "sharded" (a file per rank) for fsdp and zero2 when None
+    activation_checkpointing: bool = False  # compute blocks again in the backward pass, to save memory
     spike: float = 0.0  # end the run when the loss is this much above its median of late; 0: at NaN only
 
     def __post_init__(self) -> None:
@@ -129,8 +130,13 @@ def parts_of(spec: RunSpec, folder: Path, options: Options) -> Parts:
             return GraphStep(spec, state, source, options.say, options.cuda_graphs)
         return ShardedStep(spec, state, source, ranks, options.parallel, options.micro_batches)
 
+    def fresh() -> TrainingState:
+        state = new_state(spec, device, functools.partial(shard, parallel=options.parallel))
+        state.model.checkpoint_activations = options.activation_checkpointing
+        return state
+
     return Parts(
-        new_state=lambda: new_state(spec, device, functools.partial(shard, parallel=options.parallel)),
+        new_state=fresh,
         step=step,
         store=store_of(spec, folder, options),
         evaluate=lambda state: evaluate(state.model, spec, device, ranks),

@@ -11,6 +11,7 @@ from statetrack.spec import TrainingConfig
 def decayed_names(model: nn.Module) -> frozenset[str]:
     """The names of the weight matrices, which AdamW decays: not norms, biases, embeddings, A_log or D.
 
+    A tied head is the embedding's table, under its name, and so is not decayed either.
     Names outlive what parameters do not: `fully_shard` puts new ones in their place, without our marks.
     """
     embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}

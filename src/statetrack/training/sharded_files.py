@@ -37,14 +37,15 @@ def is_available() -> bool:
 
 def write_sharded(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str], ranks: Ranks) -> None:
     """Write the folder `path`: of sharded tensors each rank its part, of others one rank the whole."""
-    from torch.distributed import checkpoint
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+    from torch.distributed.checkpoint.state_dict_saver import save
 
     aside = path.parent / f".{path.name}{PARTIAL}"
     ranks.on_first(lambda: _make_anew(aside))
     try:
         with _as_plain_errors(ranks):
-            writer = checkpoint.HuggingFaceStorageWriter(str(aside), save_distributed=True)
-            checkpoint.save(_without_scalars(tensors), storage_writer=writer, no_dist=not ranks.distributed)
+            writer = HuggingFaceStorageWriter(str(aside), save_distributed=True)
+            save(_without_scalars(tensors), storage_writer=writer, no_dist=not ranks.distributed)
         with ranks.together():
             own = _described(aside.glob(f"shard-{ranks.rank + 1:05d}-*.safetensors"))
         files = {name: entry for part in ranks.gather(own) for name, entry in part.items()}
@@ -85,11 +86,11 @@ def shapes_in(path: Path) -> dict[str, torch.Size]:
 
 def read_into(path: Path, tensors: dict[str, Tensor], ranks: Ranks) -> None:
     """Fill the tensors, which may be sharded, from a checkpoint. Every rank reads its part."""
-    from torch.distributed import checkpoint
+    from torch.distributed.checkpoint.state_dict_loader import load
 
     with _as_plain_errors(ranks):
         places = _without_scalars(tensors)
-        checkpoint.load(places, storage_reader=_reader(path), no_dist=not ranks.distributed)
+        load(places, storage_reader=_reader(path), no_dist=not ranks.distributed)
 
 
 def read_sharded(path: Path, prefix: str = "") -> dict[str, Tensor]:
@@ -107,7 +108,7 @@ def read_sharded(path: Path, prefix: str = "") -> dict[str, Tensor]:
 
 def _reader(path: Path) -> Any:
     require("safetensors", extra="lm", for_="a checkpoint in parts")
-    from torch.distributed.checkpoint import HuggingFaceStorageReader
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
     return HuggingFaceStorageReader(str(path))
 

@@ -2,12 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Generator, Tensor
 
 from statetrack.layers import Model
 from statetrack.spec import RunSpec
+from statetrack.training.initial import load_initial
 from statetrack.training.optimizer import decayed_names, make_optimizer
 
 
@@ -37,7 +39,10 @@ def new_state(
     spec: RunSpec, device: torch.device, shard: Callable[[Model], None] | None = None
 ) -> TrainingState:
     """The state before the first step. `shard` leaves each rank its part of the weights, in place."""
-    model = build_model(spec).to(device)
+    model = build_model(spec)
+    if spec.initial:
+        load_initial(model, Path(spec.initial_path), spec.initial)
+    model = model.to(device)
     decayed = decayed_names(model)  # before sharding, which drops the marks on parameters
     if shard is not None:
         shard(model)

@@ -19,11 +19,11 @@ from torch import Tensor, nn
 from statetrack.errors import UserError
 from statetrack.files import DamagedFile, load_tensors, save_tensors
 from statetrack.training import sharded_files
+from statetrack.training.initial import WEIGHTS
 from statetrack.training.ranks import Ranks
 from statetrack.training.state import TrainingState
 
 KEEP = 2  # the newest, and the one before it in case the newest is damaged
-WEIGHTS = "model.safetensors"  # the final ones
 
 
 class FileStore:
@@ -122,7 +122,7 @@ class ShardedStore(FileStore):
 
     def save(self, state: TrainingState, rows: int) -> None:
         path = self.folder / f"checkpoint-{state.step:09d}"
-        sharded_files.write_sharded(path, _own_tensors(state), self._metadata(state, rows), self.ranks)
+        sharded_files.write_sharded(path, _tensors_of(state), self._metadata(state, rows), self.ranks)
         self.ranks.on_first(lambda: self._drop_old(state.step))
 
 
@@ -142,10 +142,7 @@ def remove(checkpoint: Path) -> None:
 
 
 def read_weights(checkpoint: Path) -> dict[str, Tensor]:
-    """The model's weights in a checkpoint of either kind, whole, without a process group; or DamagedFile.
-
-    Of a table that is embedding and head at once, a checkpoint in parts has the first name only.
-    """
+    """The model's weights in a checkpoint of either kind, whole, without a process group; or DamagedFile."""
     if checkpoint.suffix:
         tensors = load_tensors(checkpoint)[0]
     else:
@@ -163,18 +160,6 @@ def _tensors_of(state: TrainingState) -> dict[str, Tensor]:
     for i, moments in state.optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer.{i}.{name}": value for name, value in moments.items()}
     return tensors | {"generator": state.generator.get_state(), "loss_sum": state.loss_sum}
-
-
-def _own_tensors(state: TrainingState) -> dict[str, Tensor]:
-    """`_tensors_of` with every tensor once: safetensors files hold no two names of one."""
-    repeated = _second_names(state.model)
-    return {name: x for name, x in _tensors_of(state).items() if name.removeprefix("model.") not in repeated}
-
-
-def _second_names(model: nn.Module) -> set[str]:
-    """Names of parameters that have an earlier one, such as a head that is the embedding's table."""
-    every = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    return every - {name for name, _ in model.named_parameters()}
 
 
 def _gathered(tensors: dict[str, Tensor], ranks: Ranks) -> dict[str, Tensor]:
@@ -241,8 +226,8 @@ def _restore(state: TrainingState, tensors: dict[str, Tensor], step: int) -> Non
 
 def _restore_parts(state: TrainingState, path: Path, step: int, ranks: Ranks) -> None:
     """`_restore`, where every rank reads its parts of the tensors straight into their places."""
-    shapes, repeated = sharded_files.shapes_in(path), _second_names(state.model)
-    weights = {f"model.{k}": v for k, v in state.model.state_dict().items() if k not in repeated}
+    shapes = sharded_files.shapes_in(path)
+    weights = {f"model.{k}": v for k, v in state.model.state_dict().items()}
     _check_shapes(
         {k: v for k, v in shapes.items() if k.startswith("model.")}, {k: v.shape for k, v in weights.items()}
     )

@@ -15,6 +15,7 @@ SUBCOMMANDS = {
     ),
     "eval": ("statetrack.commands.lm.eval", "lm-evaluation-harness, with the paper's tasks as one group"),
     "generate": ("statetrack.commands.lm.generate", "continue a prompt"),
+    "export": ("statetrack.commands.lm.export", "a run as a Hugging Face folder"),
 }
 
 

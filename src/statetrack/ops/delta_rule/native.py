@@ -138,11 +138,12 @@ class _Native(torch.autograd.Function):
     @staticmethod
     @first_derivative_only
     def backward(ctx, dout, dfinal_state):
-        q, _, v, _, g, initial_state, *_ = ctx.saved_tensors
+        saved = ctx.saved_tensors  # read once: a checkpointed block computes them again to give them
+        q, _, v, _, g, initial_state, *_ = saved
         if dout is None:
             dout = q.new_zeros(*q.shape[:3], v.shape[3])
         backward = without_dispatcher(q, _backward, delta_backward)
-        dq, dk, dv, dbeta, dg, dinitial_state = backward(*ctx.saved_tensors, dout, dfinal_state, *ctx.scalars)
+        dq, dk, dv, dbeta, dg, dinitial_state = backward(*saved, dout, dfinal_state, *ctx.scalars)
         dg = None if g is None else dg
         dinitial_state = None if initial_state is None else dinitial_state
         return dq, dk, dv, dbeta, dg, dinitial_state, None, None, None, None, None

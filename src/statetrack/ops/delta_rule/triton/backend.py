@@ -66,7 +66,8 @@ class _DeltaRule(torch.autograd.Function):
     @staticmethod
     @first_derivative_only
     def backward(ctx, dout, dfinal_state):
-        inputs, saved = ctx.saved_tensors[:7], list(ctx.saved_tensors[7:])
+        kept = ctx.saved_tensors  # read once: a checkpointed block computes them again to give them
+        inputs, saved = kept[:7], list(kept[7:])
         q, _, v, _, g, initial_state, _ = inputs
         if dout is None:
             dout = v.new_zeros(*q.shape[:-1], v.shape[-1])
