@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_modules
 
 from statetrack.errors import unknown_name
+from statetrack.layers.joined_weights import Joined, lie_in_a_row
 
 CHOICES = {"auto": None, "0": False, "1": True}
 WEIGHT_TYPES = (nn.Parameter, Tensor)
@@ -116,4 +117,5 @@ def joined_product(x: Tensor, linears: Sequence[nn.Linear]) -> Tensor:
     while missing > 0:
         weights.append(longest[:missing])
         missing -= len(weights[-1])
-    return F.linear(x, torch.cat(weights))
+    joined = Joined.apply(*weights) if lie_in_a_row(weights) else torch.cat(weights)
+    return F.linear(x, joined)
