@@ -16,7 +16,7 @@ from torch import Tensor
 
 from statetrack.bench.gpu_cases import peer_module
 from statetrack.errors import UserError
-from statetrack.layers import Model, model_config
+from statetrack.layers import MambaConfig, Model, model_config
 from statetrack.lm.generate import DecodeGraph, decode_step
 
 Keep = Callable[[dict[str, Any]], None]
@@ -91,12 +91,14 @@ def transformers_mamba_decoder(case: LmDecode) -> Decoder:
     """The Mamba of `transformers` with our sizes, float32 on a CPU."""
     transformers = peer_module("transformers", "transformers")
     config = model_config(case.model)
+    mixer = config.mixer
+    assert isinstance(mixer, MambaConfig)
     peer = transformers.MambaForCausalLM(
         transformers.MambaConfig(
             vocab_size=case.vocabulary,
             hidden_size=config.d_model,
             num_hidden_layers=config.layers,
-            state_size=config.mixer.d_state,
+            state_size=mixer.d_state,
             tie_word_embeddings=config.tied,
         )
     )

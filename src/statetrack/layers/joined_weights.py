@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
 
 
 def lie_in_a_row(weights: Sequence[Tensor]) -> bool:
@@ -14,7 +15,7 @@ def lie_in_a_row(weights: Sequence[Tensor]) -> bool:
     first = weights[0]
     if type(first) is not Tensor or torch.compiler.is_compiling():
         return False
-    if any(torch._C._functorch.is_functorch_wrapped_tensor(weight) for weight in weights):
+    if any(is_functorch_wrapped_tensor(weight) for weight in weights):
         return False
     expected, storage = first.data_ptr(), first.untyped_storage().data_ptr()
     for weight in weights:

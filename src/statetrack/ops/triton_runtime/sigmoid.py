@@ -29,5 +29,12 @@ def sigmoid(y):
     if INTERPRETED:
         s = 1.0 / (1.0 + tl.exp(-y))
     else:
-        s = tl.inline_asm_elementwise(SIGMOID, "=f,f", [y], dtype=tl.float32, is_pure=True, pack=1)
+        s = tl.inline_asm_elementwise(
+            SIGMOID,  # pyright: ignore[reportArgumentType]
+            "=f,f",
+            [y],
+            tl.float32,
+            is_pure=True,
+            pack=1,
+        )
     return s
