@@ -3,10 +3,15 @@
 import pytest
 import torch
 
+from statetrack.bench.lm_decode import (
+    LmDecode,
+    our_decoder,
+    seconds_per_step,
+    transformers_mamba_decoder,
+)
 from statetrack.bench.lm_step import LM_STEPS, LmStep, category, profile_text, random_shards
 from statetrack.commands.bench import BenchOptions, bench
-from statetrack.errors import UserError
-from statetrack.layers import Model
+from statetrack.layers import Model, model_config
 from statetrack.tasks.token_shards import TokenShards
 from statetrack.training.throughput import flops_per_token
 
@@ -60,6 +65,31 @@ def test_a_step_is_named_by_its_shape():
     assert LmStep("deltanet-60m", 4, 128).name == "deltanet-60m training step, B4 T128"
 
 
-def test_without_a_gpu_there_is_nothing_to_time():
-    with pytest.raises(UserError, match="--lm measures training steps on a GPU"):
-        bench(BenchOptions(device="cpu", lm=True))
+@pytest.mark.parametrize("model", ["deltanet-10m", "mamba-10m"])
+def test_decoding_is_timed_on_a_cpu(model):
+    case = LmDecode(model, batch=2, prompt=5, vocabulary=50)
+    row = case.row(seconds_per_step(our_decoder(case, "cpu", False), 2, "cpu", 2, 1), "ours")
+    assert row["tokens_per_s"] == pytest.approx(2e3 / row["ms_per_token"])
+
+
+def test_the_peer_of_decoding_has_as_many_weights():
+    transformers = pytest.importorskip("transformers")
+    case = LmDecode("mamba-10m", prompt=5, vocabulary=50)
+    made = []
+    init = transformers.MambaForCausalLM.__init__
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            transformers.MambaForCausalLM,
+            "__init__",
+            lambda self, config: made.append(self) or init(self, config),
+        )
+        decode = transformers_mamba_decoder(case)
+    ours = Model(model_config(case.model), 50, 50)
+    assert made[0].num_parameters() == sum(p.numel() for p in ours.parameters())
+    assert decode(torch.zeros(1, dtype=torch.long)).shape == (1,)
+
+
+def test_without_a_gpu_decoding_alone_is_timed(monkeypatch, capsys):
+    monkeypatch.setattr("statetrack.bench.lm_decode.CPU_DECODING", [LmDecode("mamba-10m", 1, 5, 50)])
+    bench(BenchOptions(device="cpu", lm=True, peers=False))
+    assert "mamba-10m decoding, B1" in capsys.readouterr().out

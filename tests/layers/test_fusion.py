@@ -244,6 +244,36 @@ def test_bfloat16_copies_of_weights_keep_the_fused_path(choice, count):
     assert products.count == count
 
 
+def test_joined_products_read_bfloat16_copies_where_they_are():
+    """No torch.cat, and so none to keep: the same numbers and gradients as with one."""
+    torch.manual_seed(0)
+    model = Model(ModelConfig(DeltaNetConfig(heads=8), 16), 8, 8)  # no padded columns
+    tokens = torch.randint(8, (2, 9))
+    found = {}
+    for in_a_row in (True, False):
+        run = HalfWeights(model)
+        if not in_a_row:
+            run.copies = {name: w.detach().clone().requires_grad_() for name, w in run.copies.items()}
+        with Cats() as cats, fused(True), torch.autocast("cpu", torch.bfloat16):
+            out = run(tokens)[0]
+        out.float().square().sum().backward()
+        assert (cats.count == 0) == in_a_row
+        found[in_a_row] = [out, *(w.grad for w in run.copies.values())]
+    assert all(torch.equal(a, b) for a, b in zip(*found.values(), strict=True))
+
+
+class Cats(TorchDispatchMode):
+    """Counts copies of matrices into one."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.count += function is torch.ops.aten.cat.default and args[0][0].dtype == torch.bfloat16
+        return function(*args, **(kwargs or {}))
+
+
 def test_bfloat16_copies_are_made_of_stored_weights_only():
     model = small("deltanet").float()
     nn.utils.parametrizations.weight_norm(model.blocks[0].mixer.to_q)

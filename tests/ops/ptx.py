@@ -1,4 +1,4 @@
-"""A CPU stand-in for the part of Triton that the split-bfloat16 products use, down to their inline PTX.
+"""A CPU stand-in for the part of Triton that the split-bfloat16 products use, down to inline PTX.
 
 Triton's interpreter has no bfloat16 arithmetic and no inline assembly, so there these kernels bypass the
 digits. `on_cpu` runs the same Python source on torch tensors instead, with the PTX text carried out
@@ -22,6 +22,16 @@ def floats(bits):
     return bits.view(np.float32)
 
 
+def bits(values):
+    """Of float32 numbers; denormal ones are zero, as instructions with .ftz have it."""
+    return np.where(np.abs(values) < 2.0**-126, np.float32(0), values).astype(np.float32).view(np.uint32)
+
+
+def number(text):
+    """A constant of PTX: 0f and the bits of a float32, or an integer."""
+    return np.asarray(int(text[2:], 16) if text.startswith("0f") else int(text, 0), np.uint32)
+
+
 INSTRUCTIONS = {
     # the first operand goes to the upper half
     "cvt.rn.bf16x2.f32": lambda a, b: round_to_bfloat16(a) << np.uint32(16) | round_to_bfloat16(b),
@@ -29,6 +39,10 @@ INSTRUCTIONS = {
     "and.b32": lambda a, b: a & b,
     "sub.f32": lambda a, b: (floats(a) - floats(b)).astype(np.float32).view(np.uint32),
     "mov.b32": lambda a: a,
+    "mul.ftz.f32": lambda a, b: bits(floats(a) * floats(b)),
+    "add.ftz.f32": lambda a, b: bits(floats(a) + floats(b)),
+    "ex2.approx.ftz.f32": lambda a: bits(np.exp2(floats(a))),
+    "rcp.approx.ftz.f32": lambda a: bits(np.float32(1) / floats(a)),
 }
 
 
@@ -40,7 +54,7 @@ def carry_out(text, outputs, inputs):
         if name == ".reg":
             continue
         target, *sources = (operand.strip() for operand in operands.split(","))
-        values = [registers[s] if s in registers else np.uint32(int(s, 0)) for s in sources]
+        values = [registers[s] if s in registers else number(s) for s in sources]
         registers[target] = INSTRUCTIONS[name](*values)
     return [registers[f"${i}"] for i in range(outputs)]
 

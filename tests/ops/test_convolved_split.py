@@ -135,6 +135,14 @@ def test_work_is_cut_up_so_that_every_processor_has_some():
             assert blocks * programs > size.programs * 132 / 2
 
 
+def test_no_program_has_much_more_than_its_share():
+    for size in (triton_backend.LIGHT, triton_backend.HEAVY):
+        for B, T, blocks in ((16, 2048, 24), (8, 2048, 16), (64, 512, 3), (100, 300, 5)):
+            work = triton_backend.partition(B, T, blocks, size, 132)
+            longest = -(-work.items // work.programs) * work.length
+            assert longest <= 1.25 * B * T / min(work.items, size.programs * 132 // blocks)
+
+
 def test_rows_that_do_not_lie_evenly_are_copied():
     x, widths, weights, biases = inputs(B=4)
     uneven = torch.cat([x, x], dim=1)[:, : x.shape[1]]

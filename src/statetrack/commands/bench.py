@@ -40,7 +40,7 @@ class BenchOptions:
     growth: bool = True  # on a CPU, also time lengths from 1k to 64k
     cold: bool = False  # on a GPU, start from an empty Triton cache, to time first calls
     ablation: bool = False  # on a GPU, instead: what each small fused kernel gains in a training step
-    lm: bool = False  # on a GPU, instead: whole training steps of language models
+    lm: bool = False  # instead: language models, training steps (on a GPU) and decoding
     json: Path | None = None  # write everything measured to this file, after every case
 
 
@@ -67,6 +67,11 @@ def bench(options: BenchOptions) -> None:
         if options.json:
             write_json(options.json, report | part)
 
+    def collect(part: dict[str, Any]) -> None:
+        """As `keep`, where several parts make one report."""
+        report.update(part)
+        keep({})
+
     on_gpu = resolve_device(options.device).type == "cuda"
     if options.ablation:
         if not on_gpu:
@@ -75,12 +80,18 @@ def bench(options: BenchOptions) -> None:
 
         ablation_report(chosen, keep)
     elif options.lm:
-        if not on_gpu:
-            raise UserError("bench: --lm measures training steps on a GPU, and there is none to use here.")
-        from statetrack.bench.lm_step import lm_report
+        from statetrack.bench.cases import check_chosen
+        from statetrack.bench.lm_decode import CPU_DECODING, GPU_DECODING, decode_report
+        from statetrack.bench.lm_step import LM_STEPS, lm_report
 
-        with tempfile.TemporaryDirectory() as data:
-            lm_report(options.peers, chosen, keep, Path(data))
+        cases = [*LM_STEPS, *GPU_DECODING] if on_gpu else CPU_DECODING
+        check_chosen(chosen, [case.name for case in cases])
+        if on_gpu:
+            with tempfile.TemporaryDirectory() as data:
+                lm_report(options.peers, chosen, collect, Path(data))
+        else:
+            torch.set_num_threads(options.threads)
+        decode_report("cuda" if on_gpu else "cpu", options.peers, chosen, collect)
     elif on_gpu:
         from statetrack.bench.gpu_report import gpu_report
 

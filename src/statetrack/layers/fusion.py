@@ -19,10 +19,12 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_modules
 
 from statetrack.errors import unknown_name
+from statetrack.layers.joined_weights import Joined, lie_in_a_row
 
 CHOICES = {"auto": None, "0": False, "1": True}
 WEIGHT_TYPES = (nn.Parameter, Tensor)
 BIAS_TYPES = (type(None), nn.Parameter, Tensor)
+COLUMNS = 8  # a joined product has a multiple of these: tensor cores need rows of halves aligned to 16 bytes
 RECOMPUTE_FROM = 2**26  # bytes: smaller tensors are not worth another kernel
 
 
@@ -107,13 +109,13 @@ def joins(x: Tensor, *linears: nn.Module) -> bool:
 def joined_product(x: Tensor, linears: Sequence[nn.Linear]) -> Tensor:
     """The outputs of several linear maps without bias side by side, from one matrix product.
 
-    Tensor cores need rows of halves aligned to 16 bytes: the number of columns is rounded up to a multiple of
-    8, and the last columns, up to 7, hold no result.
+    The number of columns is rounded up to a multiple of COLUMNS; those past the maps' own hold no result.
     """
     weights = [linear.weight for linear in linears]
     rows = [len(weight) for weight in weights]
-    missing, longest = -sum(rows) % 8, weights[rows.index(max(rows))].detach()
+    missing, longest = -sum(rows) % COLUMNS, weights[rows.index(max(rows))].detach()
     while missing > 0:
         weights.append(longest[:missing])
         missing -= len(weights[-1])
-    return F.linear(x, torch.cat(weights))
+    joined = Joined.apply(*weights) if lie_in_a_row(weights) else torch.cat(weights)
+    return F.linear(x, joined)

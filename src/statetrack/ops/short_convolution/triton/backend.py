@@ -1,5 +1,6 @@
 """The Triton backend of the short convolution: `torch.library` ops around two kernels, and their grids."""
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -90,13 +91,26 @@ class Partition(NamedTuple):
     programs: int  # per block of columns
 
 
+@functools.lru_cache(maxsize=1024)
 def partition(B: int, T: int, blocks: int, size: Size, processors: int) -> Partition:
-    """Sequences are cut along time only if they and the blocks of columns leave multiprocessors idle."""
+    """Sequences are cut along time only if they and the blocks of columns leave multiprocessors idle.
+
+    All programs run side by side, so the call lasts as long as the program with most items: a few items more
+    than programs would double it.
+    """
     programs = max(1, size.programs * processors // blocks)
-    pieces = max(1, min(-(-programs // B), T // MIN_PIECE_STEPS))
-    length = -(-T // (pieces * size.steps)) * size.steps
-    pieces = -(-T // length)
-    return Partition(pieces, length, B * pieces, min(B * pieces, programs))
+    most = max(1, min(-(-2 * programs // B), T // MIN_PIECE_STEPS))
+
+    def cut(pieces: int) -> Partition:
+        length = -(-T // (pieces * size.steps)) * size.steps
+        pieces = -(-T // length)
+        return Partition(pieces, length, B * pieces, min(B * pieces, programs))
+
+    def steps(work: Partition) -> int:
+        """Of the program with most items, with the further steps that a piece reads."""
+        return -(-work.items // work.programs) * (work.length + (size.steps if work.pieces > 1 else 0))
+
+    return min((cut(pieces) for pieces in range(1, most + 1)), key=steps)
 
 
 def constants(

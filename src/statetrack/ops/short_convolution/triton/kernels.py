@@ -18,6 +18,8 @@ written once. Arithmetic is float32.
 import triton
 import triton.language as tl
 
+from statetrack.ops.triton_runtime.sigmoid import sigmoid
+
 # SILU is a bit mask, bit i for part i. All three bits are set if every part has one, however many there are.
 ALL_SILU = tl.constexpr(7)
 RUNTIME = ["T", "pieces", "length", "items"]  # not specialized: no new compilation for other lengths
@@ -109,9 +111,9 @@ def _part_has_silu(block, SILU: tl.constexpr, Q: tl.constexpr, K: tl.constexpr, 
 def _apply_silu(y, has_silu, SILU: tl.constexpr):
     """silu(y), or y where the part has none."""
     if SILU == ALL_SILU:
-        y = y / (1.0 + tl.exp(-y))
+        y = y * sigmoid(y)
     elif SILU != 0:
-        y = tl.where(has_silu, y / (1.0 + tl.exp(-y)), y)
+        y = tl.where(has_silu, y * sigmoid(y), y)
     return y
 
 
@@ -124,7 +126,7 @@ def _silu_backward(
     g = dy
     if SILU != 0:
         y = _convolve(window, taps, bias, J, W, HAS_WEIGHT)
-        s = 1.0 / (1.0 + tl.exp(-y))
+        s = sigmoid(y)
         g *= s * (1.0 + y * (1.0 - s))
         if SILU != ALL_SILU:
             g = tl.where(has_silu, g, dy)
