@@ -105,11 +105,13 @@ class DecodeGraph:
             old.copy_(new)
         return logits
 
+    @torch.inference_mode()
     def set_state(self, state: Sequence[Any]) -> None:
         """Continue from this state, of the same shape."""
         for old, new in zip(_tensors(self.state), _tensors(state), strict=True):
             old.copy_(new)
 
+    @torch.inference_mode()
     def __call__(self, tokens: Tensor) -> Tensor:
         self.tokens.copy_(tokens)
         self.graph.replay()
