@@ -92,8 +92,8 @@ def _in_range(model: Model, eigenvalues: str) -> Model:
         return model
     if eigenvalues == "[0,1]":
         raise UserError(
-            "open_model: the model has eigenvalues in [-1,1], and [0,1] was asked for. Only [0,1] can be opened "
-            "as [-1,1], to go on training; the reverse loses the negative half."
+            "open_model: the model has eigenvalues in [-1,1], and [0,1] was asked for. Only [0,1] can be "
+            "opened as [-1,1], to go on training; the reverse loses the negative half."
         )
     return extended_range(model).eval()
 
