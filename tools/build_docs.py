@@ -52,7 +52,6 @@ MODULES = (
     "statetrack.lm.specs",
     "statetrack.lm.tokenize",
     "statetrack.lm.tokenizers",
-    "statetrack.integrations.huggingface",
     "statetrack.integrations.lm_eval",
     "statetrack.integrations.loggers",
     "statetrack.plugins",
