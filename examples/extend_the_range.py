@@ -6,7 +6,14 @@ beside them the same steps in [0,1].
 
 Expected output, after about three minutes on one core (losses in nats per byte, the last digits vary):
 
-OUTPUT
+    deltanet: 1.716 after 400 steps in [0,1]
+      in [-1,1], weights kept: 1.799 at once, 1.667 after 100 more steps
+      in [-1,1], function kept: 1.718 at once, 1.658 after 100 more steps
+      still in [0,1]: 1.653
+    mamba: 1.536 after 400 steps in [0,1]
+      in [-1,1], weights kept: 1.545 at once, 1.506 after 100 more steps
+      in [-1,1], function kept: 1.536 at once, 1.505 after 100 more steps
+      still in [0,1]: 1.505
 """
 
 import sys

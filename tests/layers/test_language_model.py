@@ -204,12 +204,14 @@ def test_recomputed_activations_give_the_same_gradients(name, changes, packed, c
 
 
 def test_recomputed_blocks_read_the_bfloat16_copies_they_read_before():
-    """In the backward pass the copies are no longer in the place of the weights."""
+    """In the backward pass the copies are no longer in the place of the weights, here of other values."""
     results = []
     for recompute in (False, True):
         model = small()
         model.checkpoint_activations = recompute
         run = HalfWeights(model)
+        for copy in run.copies.values():
+            copy.data *= 1.5
         with torch.autocast("cpu", torch.bfloat16), fused(True):
             loss, _ = run(TOKENS, targets=TARGETS)
             loss.backward()
