@@ -134,6 +134,7 @@ def test_any_interruption_ends_with_the_same_bytes(whole, tmp_path):
     assert (tmp_path / "train-00000.bin").stat().st_mtime_ns == before  # not done again
 
 
+@pytest.mark.slow
 def test_two_workers_write_the_same_bytes_also_after_a_kill(whole, tmp_path):
     """The command by two processes, killed by SIGKILL once some units are done, then again."""
     script = tmp_path / "script.py"
@@ -206,7 +207,7 @@ def test_a_full_disk_is_said_and_the_same_command_goes_on(tmp_path):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, limits[1]))
     try:
-        with pytest.raises(UserError, match="File too large while writing. Finished parts are kept"):
+        with pytest.raises(UserError, match=r"File too large while writing\. Finished parts are kept"):
             tokenize(documents, tmp_path / "cut", options, **QUIET)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)

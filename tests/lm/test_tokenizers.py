@@ -46,7 +46,7 @@ def test_the_file_of_bytes_is_read_by_the_library_with_the_same_tokens(text):
 def test_a_trained_bpe_gives_back_any_text_and_splits_digits(bpe, text):
     assert bpe.decode(bpe.encode(text)) == text
     assert len(bpe.encode("12345")) == 5
-    assert len(bpe.encode(TEXTS[0])) < len(TEXTS[0]) / 2
+    assert len(bpe.encode(TEXTS[0])) < 0.6 * len(TEXTS[0])
 
 
 def test_training_twice_gives_the_same_file(bpe):
@@ -62,8 +62,8 @@ def test_a_special_token_in_a_text_is_text(bpe):
 
 def test_an_end_of_document_token_that_is_a_word_is_left_out_of_texts():
     tokenizer = FileTokenizer(train_bpe(TEXTS, 300).to_json(), "words", end_of_document="x")
-    assert tokenizer.end_of_document not in tokenizer.encode("x + x")
-    assert tokenizer.decode(tokenizer.encode("x + x")) == " + "
+    assert tokenizer.encode("x") == []
+    assert tokenizer.decode(tokenizer.encode("x + y")) == " + y"
 
 
 def test_a_file_without_an_end_of_document_token_gets_one_that_lasts(tmp_path):

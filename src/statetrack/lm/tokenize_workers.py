@@ -8,14 +8,13 @@ import os
 import re
 import signal
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
 from functools import lru_cache
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +110,8 @@ def do_unit(
         ids = tokenizer.encode_documents([document.text for document in documents])
         for document, encoded in zip(documents, ids, strict=True):
             split = _split_name(document, heldout)
-            ended = np.append(encoded, tokenizer.end_of_document).astype(DTYPES[dtype])
+            ended = np.empty(len(encoded) + 1, DTYPES[dtype])
+            ended[:-1], ended[-1] = encoded, tokenizer.end_of_document
             tokens.setdefault(split, []).append(ended)
             sizes[split] += len(document.text.encode())
     written: dict[str, dict[str, Any]] = {}
@@ -218,13 +218,14 @@ def _at_once(work: Callable[..., Any], *arguments: Any) -> Future:
 def _start_worker() -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a process each is the parallelism
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends a worker without a traceback
-    threading.Thread(target=_leave_with, args=(os.getppid(),), daemon=True).start()
+    threading.Thread(target=_leave_with_parent, daemon=True).start()
 
 
-def _leave_with(parent: int) -> None:
-    """End this worker when its parent is gone: killed, it cannot tell."""
-    while os.getppid() == parent:
-        time.sleep(1)
+def _leave_with_parent() -> None:
+    """End this worker when the process that started it is gone: a killed one tells nobody."""
+    parent = parent_process()
+    assert parent is not None
+    parent.join()
     os._exit(1)
 
 
