@@ -46,6 +46,7 @@ MODULES = (
     "statetrack.run",
     "statetrack.training",
     "statetrack.sweep",
+    "statetrack.lm.extend",
     "statetrack.lm.generate",
     "statetrack.lm.models",
     "statetrack.lm.shards",

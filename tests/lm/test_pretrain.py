@@ -153,6 +153,20 @@ def test_an_extended_run_starts_from_the_weights_and_names_them_by_content(finis
     assert RunSpec.load(tmp_path / "run/spec.json") == spec
 
 
+def test_an_extended_run_can_keep_the_function_instead(finished, data, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    arguments = ["--extend", str(finished), "--keep", "function"]
+    _, spec = read_arguments(arguments)
+    assert read_arguments(arguments)[1].id == spec.id
+    _, plain = read_arguments(["--extend", str(finished)])
+    assert plain.initial != spec.initial
+    _, model = load_run(finished)
+    tokens = torch.arange(16)[None]
+    expected = model(tokens)[0]
+    errors = [(new_state(each, CPU).model(tokens)[0] - expected).norm().item() for each in (spec, plain)]
+    assert errors[0] < errors[1]
+
+
 def test_what_cannot_be_extended_is_refused(finished, tmp_path):
     _, spec = read_arguments(["--extend", str(finished)])
     wider = replace(spec, model=replace(spec.model, d_model=16)).resolved()
@@ -160,6 +174,8 @@ def test_what_cannot_be_extended_is_refused(finished, tmp_path):
         new_state(wider, CPU)
     with pytest.raises(UserError, match=r"has the SHA-256 .*, expected 00: the run was set up with other"):
         new_state(replace(spec, initial="00"), CPU)
+    with pytest.raises(UserError, match="Did you mean 'weights'"):
+        read_arguments(["--extend", str(finished), "--keep", "weight"])
     with pytest.raises(UserError, match="cannot be read: No such file"):
         new_state(replace(spec, initial_path="gone"), CPU)
     (tmp_path / "spec.json").write_text(json.dumps(spec.to_dict()))
@@ -225,6 +241,15 @@ def test_the_command_trains_prints_and_logs(data, tmp_path, capsys):
     assert list((out / "tensorboard").iterdir())
     cli.main([*arguments, "--print-spec"])
     assert RunSpec.from_dict(json.loads(capsys.readouterr().out)).id == RunSpec.load(out / "spec.json").id
+
+
+def test_help_needs_neither_model_nor_data(capsys):
+    with pytest.raises(SystemExit) as end:
+        cli.main(["lm", "pretrain", "--help"])
+    assert end.value.code == 0
+    printed = capsys.readouterr().out
+    for flag in ("--context", "--eigenvalues", "--micro-batches", "--spike", "--weight-decay"):
+        assert flag in printed
 
 
 @pytest.mark.slow

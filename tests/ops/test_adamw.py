@@ -64,6 +64,20 @@ def _compare(clip, size, betas):
         torch.testing.assert_close(ours_state[index], theirs_state[index], rtol=1e-5, atol=1e-7 * size)
 
 
+def test_the_norm_is_that_of_the_last_gradients_before_clipping():
+    chosen = optimizer()
+    set_gradients(chosen, 0)
+    chosen.step()
+    recorded = recorded_adamw(chosen, 1.0)
+    set_gradients(chosen, 1, 3.0)
+    recorded.launch()
+    set_gradients(chosen, 2, 5.0)
+    weights_of(chosen)[-1].grad = None  # the last of the table: what it left there does not count
+    recorded.launch()
+    kept = [p.grad for p in weights_of(chosen) if p.grad is not None]
+    torch.testing.assert_close(recorded.norm(), torch.nn.utils.get_total_norm(kept))
+
+
 def test_a_weight_without_gradient_stays():
     chosen = optimizer()
     set_gradients(chosen, 0)

@@ -56,8 +56,8 @@ def read_arguments(arguments: Sequence[str]) -> tuple[TrainOptions, RunSpec]:
     parts |= {"evaluation": EvaluationConfig(), "options": TrainOptions()}
     description = (
         f"Train on --task {task_name} ({', '.join(TASKS)}, or regex:PATTERN, dfa:FILE.json, group:NAME, "
-        f"jsonl:FILE) with --mixer {mixer_name} ({preset_names()}). --attention-every N makes every N-th "
-        "layer attention. "
+        f"jsonl:FILE, corpus:DIR) with --mixer {mixer_name} ({preset_names()}). --attention-every N makes "
+        "every N-th layer attention. "
         "--plugin FILE.py, or a module, adds tasks and mixers of your own."
     )
     given = parse_parts(parts, rest, "statetrack train", description)

@@ -14,7 +14,7 @@ from statetrack.training.loop import ProgressCallback
 
 Logger = Literal["tensorboard", "wandb"]
 
-__all__ = ["Logger", "logging_to"]
+__all__ = ["logging_to"]
 
 
 def logging_to(

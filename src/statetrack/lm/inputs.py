@@ -28,7 +28,7 @@ PARQUET = (".parquet",)
 # what is read in a folder when no suffixes are given
 _KNOWN = """c cc cpp css cu cuh go h hpp html java jl js kt lean lua md ml php pl py pyi pyx r rb rs rst scala
 sh sql swift tex toml ts tsx txt yaml yml zig"""
-TEXT_SUFFIXES = tuple(f".{name}" for name in _KNOWN.split())
+TEXT_SUFFIXES = (*(f".{name}" for name in _KNOWN.split()), *JSON_LINES, *PARQUET)
 SKIPPED_FOLDERS = {"__pycache__", "node_modules", "site-packages", "dist-packages"}
 TEST_FOLDERS = {"test", "tests", "idle_test"}
 
@@ -152,12 +152,12 @@ def _files(given: str | Path, reading: Reading, found: Plan) -> list[TextFile]:
 
 def _kept(file: Path, relative: Path, reading: Reading) -> TextFile | Bad | None:
     """A file of a folder, None where its suffix is not asked for, or why it is not read."""
-    data = file.name.endswith((*JSON_LINES, *PARQUET))
-    if not data and file.suffix.lower() not in reading.suffixes:
+    if not file.name.lower().endswith(reading.suffixes):
         return None
     if file.is_symlink() or not file.is_file():
         return Bad(str(relative), "not a regular file")
     kept = _file(file, str(relative), relative.parts[0] if reading.by_folder else "")
+    data = file.name.endswith((*JSON_LINES, *PARQUET))
     if not data and kept.size > reading.max_file_bytes:
         return Bad(kept.name, "too large")
     return kept

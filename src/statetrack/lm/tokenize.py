@@ -49,7 +49,7 @@ Units = Callable[[], Iterable[Unit]]
 
 @dataclass(frozen=True)
 class TokenizeOptions:
-    """What decides the tokens, besides the documents."""
+    """What decides the tokens besides the documents: tokenizer, held-out part, size of shards."""
 
     tokenizer: str | Path | None = None  # a file of the `tokenizers` library; bytes when None
     train_tokenizer: int = 0  # instead: a BPE of this many tokens, from the training documents

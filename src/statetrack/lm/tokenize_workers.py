@@ -110,7 +110,8 @@ def do_unit(
         ids = tokenizer.encode_documents([document.text for document in documents])
         for document, encoded in zip(documents, ids, strict=True):
             split = _split_name(document, heldout)
-            ended = np.append(encoded, tokenizer.end_of_document).astype(DTYPES[dtype])
+            ended = np.empty(len(encoded) + 1, DTYPES[dtype])
+            ended[:-1], ended[-1] = encoded, tokenizer.end_of_document
             tokens.setdefault(split, []).append(ended)
             sizes[split] += len(document.text.encode())
     written: dict[str, dict[str, Any]] = {}

@@ -22,7 +22,7 @@ import numpy as np
 
 from statetrack.errors import UserError
 
-__all__ = ["Shard", "TokenShards", "open_shards"]
+__all__ = ["TokenShards"]
 
 FORMAT = "statetrack token shards, version 1"
 INDEX = "index.json"

@@ -9,24 +9,27 @@ from typing import Any, Literal
 from statetrack.commands.flags import take, take_first, take_plugins
 from statetrack.commands.spec_flags import given_model, model_parts, parse_parts
 from statetrack.config import from_dict
-from statetrack.errors import UserError
+from statetrack.errors import UserError, unknown_name
 from statetrack.exit_codes import exit_codes
 from statetrack.integrations.loggers import logging_to
-from statetrack.layers import ModelConfig, model_config
-from statetrack.layers.presets import preset_names, with_mixer_options
+from statetrack.layers import SIZED_PRESETS, model_config
+from statetrack.layers.presets import preset_names
+from statetrack.layers.ranges import KEEP
 from statetrack.lm.embedded import embedded_corpus
+from statetrack.lm.extend import extended_spec
 from statetrack.lm.specs import CONTEXT, EVALUATION, PAPER, TRAINING
 from statetrack.lm.tokenizers import check_same_tokenizer
-from statetrack.plugins import find
+from statetrack.plugins import find, load_plugins
 from statetrack.run import RESULTS, TOKENIZER, print_row, processes, run
 from statetrack.spec import RunSpec
 from statetrack.tasks import Corpus
 from statetrack.training import Options
-from statetrack.training.initial import initial_weights
 from statetrack.training.loop import resolve_device
 from statetrack.training.ranks import Ranks, is_first_process, leaving_at_once
 
 PAPER_PREFIX = "paper:"
+EXAMPLE = "deltanet-60m"
+_ANY = Corpus("DIR", sha256="-", context=CONTEXT, vocabulary=257)  # stands for data that --help does not need
 
 
 @dataclass(frozen=True)
@@ -99,9 +102,16 @@ def read_arguments(arguments: Sequence[str], ranks: Ranks | None = None) -> tupl
     name, rest = take_first(rest)
     data, rest = take(rest, "--data", None)
     extend, rest = take(rest, "--extend", None)
+    keep, rest = take(rest, "--keep", "weights")
     every, rest = take(rest, "--attention-every", "0")
     device, _ = take(rest, "--device", "auto")
-    default = _default(name, data, extend, device, ranks or Ranks())
+    if {"-h", "--help"} & {*rest}:
+        load_plugins()  # to list their names
+        default = RunSpec(
+            _ANY, model_config(name if name in SIZED_PRESETS else EXAMPLE), TRAINING, EVALUATION
+        )
+    else:
+        default = _default(name, data, extend, keep, device, ranks or Ranks())
     corpus = default.task
     assert isinstance(corpus, Corpus)
     parts: dict[str, Any] = {
@@ -115,8 +125,8 @@ def read_arguments(arguments: Sequence[str], ranks: Ranks | None = None) -> tupl
         "Train a language model: statetrack lm pretrain SPEC.json | PRESET | paper:NAME [--data DIR]. "
         f"Presets: {preset_names()}. Runs of the paper: {', '.join(PAPER)}. --data is a folder of "
         "`statetrack lm tokenize` (default: the Python standard library as bytes). --extend RUN starts from "
-        "the weights of a run in [0,1] and opens its range to [-1,1]. --attention-every N makes every N-th "
-        "layer attention."
+        "the weights of a run in [0,1] and opens its range to [-1,1]; --keep function fits them first so "
+        "that the model computes nearly the same. --attention-every N makes every N-th layer attention."
     )
     given = parse_parts(parts, rest, "statetrack lm pretrain", description, default.seed)
     task = Corpus(corpus.path, corpus.sha256, given.task.context, given.task.reset, given.task.vocabulary)
@@ -128,12 +138,14 @@ def read_arguments(arguments: Sequence[str], ranks: Ranks | None = None) -> tupl
     return given.options, spec
 
 
-def _default(name: str | None, data: str | None, extend: str | None, device: str, ranks: Ranks) -> RunSpec:
+def _default(
+    name: str | None, data: str | None, extend: str | None, keep: str, device: str, ranks: Ranks
+) -> RunSpec:
     """The spec before any flag, with lengths left to the task."""
     if extend is not None:
-        return _extended(Path(extend), name, data)
+        return _extended(Path(extend), name, data, keep, ranks)
     if name is None:
-        raise UserError("lm pretrain needs a spec, a preset or paper:NAME, for example deltanet-60m.")
+        raise UserError(f"lm pretrain needs a spec, a preset or paper:NAME, for example {EXAMPLE}.")
     if name.endswith(".json") or Path(name).is_file():
         return _from_file(Path(name), data)
     folder = data if data is not None else ranks.on_first(lambda: str(embedded_corpus()))
@@ -175,22 +187,14 @@ def _with_free_lengths(spec: RunSpec) -> RunSpec:
     return replace(spec, training=training, evaluation=evaluation)
 
 
-def _extended(run_folder: Path, name: str | None, data: str | None) -> RunSpec:
+def _extended(run_folder: Path, name: str | None, data: str | None, keep: str, ranks: Ranks) -> RunSpec:
     """The spec of a finished run with the range [-1,1] and its weights to start from."""
     if name is not None:
         raise UserError(f"lm pretrain: {name!r} and --extend were both given; a run brings its own model.")
+    if keep not in KEEP:
+        raise unknown_name("--keep", keep, KEEP)
     spec = _from_file(run_folder / "spec.json", data)
-    ranges = {getattr(mixer, "eigenvalues", None) for mixer in _mixers(spec.model)}
-    if "[0,1]" not in ranges:
-        raise UserError(
-            f"--extend: {run_folder} has the range {ranges.pop() or 'of no recurrence'}, expected [0,1]."
-        )
-    model = with_mixer_options("--extend", spec.model, {"eigenvalues": "[-1,1]"})
-    return replace(spec, model=model, **initial_weights(run_folder))
-
-
-def _mixers(model: ModelConfig) -> tuple[Any, ...]:
-    return model.mixers or (model.mixer,)
+    return ranks.on_first(lambda: extended_spec(spec, run_folder, keep))  # type: ignore[arg-type]
 
 
 def _check_data(spec: RunSpec, extended: Path | None) -> None:

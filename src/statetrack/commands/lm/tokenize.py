@@ -107,7 +107,7 @@ def summary(report: Report, folder: Path) -> str:
         lines.append(
             "No held-out document: training will refuse this. Raise --heldout, or name a --heldout-set."
         )
-    return "\n".join([*lines, f"{folder}: {report.vocab_size:,} tokens in the vocabulary"])
+    return "\n".join([*lines, f"{folder}: a vocabulary of {report.vocab_size:,} tokens"])
 
 
 def _checked(folder: Path) -> str:

@@ -87,7 +87,7 @@ class TableAdamW:
 
     def norm(self) -> Tensor:
         """The norm of the gradients in the last step, before clipping; a scalar."""
-        return self.squares.sum().sqrt()
+        return self.squares[: sum(map(len, self.rows))].sum().sqrt()
 
 
 def refuses(optimizer: torch.optim.Optimizer) -> str | None:
