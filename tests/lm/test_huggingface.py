@@ -347,3 +347,28 @@ def test_a_model_can_be_wrapped_without_a_copy():
     assert not wrapper.training
     assert wrapper.config.max_position_embeddings == 64
     assert isinstance(wrapper(random_tokens(1, 3)).past_key_values, StateCache)
+
+
+@pytest.mark.filterwarnings("ignore")  # Trainer's own
+def test_trainer_trains_it(tmp_path):
+    pytest.importorskip("accelerate")
+    counting = [torch.arange(i, i + 12) % VOCABULARY for i in range(32)]
+    rows = [{"input_ids": row, "labels": row} for row in counting]
+    arguments = transformers.TrainingArguments(
+        str(tmp_path),
+        max_steps=12,
+        per_device_train_batch_size=4,
+        gradient_accumulation_steps=2,
+        gradient_checkpointing=True,
+        learning_rate=3e-2,
+        save_strategy="no",
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
+    )
+    torch.manual_seed(0)
+    model = StateTrackForCausalLM(StateTrackConfig(backbone=BACKBONES["deltanet"], vocab_size=VOCABULARY))
+    trainer = transformers.Trainer(model, arguments, train_dataset=rows, eval_dataset=rows)
+    before = trainer.evaluate()["eval_loss"]
+    trainer.train()
+    assert trainer.evaluate()["eval_loss"] < 0.8 * before

@@ -56,6 +56,7 @@ def test_an_exported_folder_opens_as_the_same_model(folder, exported):
 def test_marks_on_parameters_survive(folder):
     _, expected = load_run(folder)
     marked = {n for n, p in expected.named_parameters() if getattr(p, "no_weight_decay", False)}
+    assert marked
     opened = open_model(folder).model
     assert {n for n, p in opened.named_parameters() if getattr(p, "no_weight_decay", False)} == marked
 

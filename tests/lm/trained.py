@@ -23,7 +23,7 @@ def bytes_shards(folder: Path) -> Path:
 def small_spec(data: Path, **changes) -> RunSpec:
     return RunSpec(
         Corpus(str(data), context=32, vocabulary=264),
-        ModelConfig(DeltaNetConfig(2), d_model=16, layers=2, mlp_ratio=2, tied=True),
+        ModelConfig(DeltaNetConfig(2, gated=True), d_model=16, layers=2, mlp_ratio=2, tied=True),
         TrainingConfig(**({"steps": 30, "batch": 8, "lr": 1e-2} | changes)),
         EvaluationConfig(eval_samples=2, eval_batch=2),
     )

@@ -9,7 +9,7 @@ Attention layers are the exception: their keys and values grow with every token.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Generator, Tensor
@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from statetrack.errors import UserError
 from statetrack.layers import Model
 
-__all__ = ["DecodeGraph", "Sampling", "Text", "decode_step", "generate", "stream", "text_pieces"]
+__all__ = ["DecodeGraph", "Sampling", "decode_step", "generate", "stream", "text_pieces"]
 
 LONGEST_CHARACTER = 8  # tokens that may have to be seen before a character is whole
 
@@ -185,14 +185,6 @@ def _check(model: Model, tokens: Tensor, max_new_tokens: int | None) -> None:
             f"generate: the model has {vocab_size} tokens and {classes} classes, expected as many of each. "
             "Only a model that predicts its own tokens can continue a text."
         )
-
-
-class Text(Protocol):
-    """A tokenizer, as far as text goes."""
-
-    def encode(self, text: str) -> list[int]: ...
-
-    def decode(self, tokens: list[int]) -> str: ...
 
 
 def text_pieces(decode: Callable[[list[int]], str], tokens: Iterable[int]) -> Iterator[str]:
