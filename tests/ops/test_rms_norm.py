@@ -63,10 +63,11 @@ def test_triton_takes_and_gives_half_precision():
 
 @pytest.fixture
 def from_the_output(monkeypatch):
-    """The backward reads the output, as it does in bfloat16, which the interpreter does not have."""
+    """The backward reads the output, as it does of large tensors in bfloat16, which the interpreter lacks."""
     from statetrack.ops.rms_norm.triton import backend as triton_backend
 
-    monkeypatch.setattr(triton_backend, "FROM_OUT", (torch.float32,))
+    monkeypatch.setattr(triton_backend, "FROM_OUT", torch.float32)
+    monkeypatch.setattr(triton_backend, "FROM_OUT_VALUES", 0)
 
 
 @pytest.mark.parametrize(("rows", "N"), WIDTHS)
@@ -88,6 +89,15 @@ def test_a_backward_that_reads_the_output_does_not_keep_the_sum(from_the_output)
         total, out = add_rms_norm(x, y, weight, backend="triton")
     assert out.data_ptr() in kept
     assert total.data_ptr() not in kept
+
+
+def test_only_large_tensors_in_bfloat16_have_a_backward_that_reads_the_output():
+    from statetrack.ops.rms_norm.triton.backend import reads_result
+
+    large = torch.empty(16, 2048, 1024, device="meta")
+    assert reads_result(large, torch.bfloat16)
+    assert not reads_result(large, torch.float32)
+    assert not reads_result(large[:, :256], torch.bfloat16)
 
 
 def test_many_tiles_per_program_are_one_sum(monkeypatch):

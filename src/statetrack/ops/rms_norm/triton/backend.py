@@ -15,9 +15,11 @@ from statetrack.ops.triton_runtime.sizes import block, processors
 MAX_WIDTH = 4096  # values of a row: a program holds whole rows
 TILE = 2048  # values of a tile
 PROGRAMS_PER_PROCESSOR = 4  # of the backward; each leaves one row of partial gradients of the weight
-# Results whose backward reads them instead of what was normalised: the linear map that follows keeps them
-# anyway, and a float32 stream is not kept at all. As precise: gradients come rounded to bfloat16 as well.
-FROM_OUT = (torch.bfloat16,)
+# Where the result is in bfloat16 and the tensors are this large, the backward reads it instead of what was
+# normalised: the linear map that follows keeps it anyway, and a float32 stream is not kept at all. The
+# gradient of the weight is then as precise as bfloat16, so small models keep what was normalised.
+FROM_OUT = torch.bfloat16
+FROM_OUT_VALUES = 2**24
 
 
 def rms_norm_triton(
@@ -28,6 +30,11 @@ def rms_norm_triton(
         return _Norm.apply(x, weight, eps, out_dtype)
     given = x.contiguous(), y.contiguous(), weight.contiguous()
     return torch.ops.statetrack.add_rms_norm(*given, eps, out_dtype)[:2]
+
+
+def reads_result(x: Tensor, dtype: torch.dtype) -> bool:
+    """Whether the backward of a norm of x with results of `dtype` reads these instead of x."""
+    return dtype == FROM_OUT and x.numel() >= FROM_OUT_VALUES
 
 
 def refuses(x: Tensor, y: Tensor | None) -> str | None:
@@ -64,7 +71,7 @@ def _plain_forward(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) ->
 def _forward(x: Tensor, y: Tensor | None, weight: Tensor, eps: float, dtype: torch.dtype):
     """s, its norm, and 1 / rms(s) for the backward, empty where that reads s."""
     rows = x.numel() // x.shape[-1]
-    constant = constants(x.shape[-1]) | {"HAS_Y": y is not None, "FROM_OUT": dtype in FROM_OUT}
+    constant = constants(x.shape[-1]) | {"HAS_Y": y is not None, "FROM_OUT": reads_result(x, dtype)}
     total, out, inverses = _empty_results(x, y, dtype)
     launch(rms_norm_kernel, (-(-rows // constant["ROWS"]),))(
         x, x if y is None else y, weight, total, out, inverses, rows, eps, **constant
@@ -74,7 +81,7 @@ def _forward(x: Tensor, y: Tensor | None, weight: Tensor, eps: float, dtype: tor
 
 def _empty_results(x: Tensor, y: Tensor | None, dtype: torch.dtype):
     total = x if y is None else torch.empty_like(x, dtype=torch.promote_types(x.dtype, y.dtype))
-    inverses = x.new_empty(x.shape[:-1] if dtype in FROM_OUT else (0,), dtype=torch.float32)
+    inverses = x.new_empty(x.shape[:-1] if reads_result(x, dtype) else (0,), dtype=torch.float32)
     return total, torch.empty_like(x, dtype=dtype), inverses
 
 
@@ -144,7 +151,7 @@ class _Norm(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, eps, dtype):
         out, inverses = torch.ops.statetrack.rms_norm(x.contiguous(), weight.contiguous(), eps, dtype)
-        ctx.save_for_backward(out if dtype in FROM_OUT else x, inverses, weight)
+        ctx.save_for_backward(out if reads_result(x, dtype) else x, inverses, weight)
         ctx.eps, ctx.dtype = eps, x.dtype
         ctx.set_materialize_grads(False)
         return x, out
@@ -164,7 +171,7 @@ class _Norm(torch.autograd.Function):
 def _add_setup_context(ctx, inputs, output):
     x, y, weight, eps, dtype = inputs
     total, out, inverses = output
-    ctx.save_for_backward(out if dtype in FROM_OUT else total, inverses, weight)
+    ctx.save_for_backward(out if reads_result(total, dtype) else total, inverses, weight)
     ctx.mark_non_differentiable(inverses)
     ctx.eps, ctx.dtypes = eps, (x.dtype, y.dtype)
     ctx.set_materialize_grads(False)
