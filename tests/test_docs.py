@@ -116,9 +116,10 @@ def methods(cls: type):
 
 def blocks(language: str):
     """The code blocks of the pages, each with its page; one after `<!-- not run -->` is left out."""
-    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
         found = re.findall(rf"(<!-- not run -->\n)?```{language}\n(.*?)```", page.read_text(), flags=re.S)
-        yield from ((page.name, code) for marked, code in found if not marked)
+        name = page.relative_to(ROOT).as_posix()
+        yield from ((name, code) for marked, code in found if not marked)
 
 
 PYTHON = list(blocks("python"))
@@ -131,16 +132,42 @@ def test_python_in_the_pages_runs(page, code, tmp_path, monkeypatch):
         exec(compile(code, page, "exec"), {})
 
 
-COMMANDS = [
-    (page, line.split(" #")[0].strip())
-    for page, code in blocks("sh")
-    for line in code.splitlines()
-    if re.match(r"(\.venv/bin/)?statetrack ", line)
-]
+def commands():
+    """The calls of `statetrack` in the pages, without what starts them; a backslash continues a line."""
+    for page, code in blocks("sh"):
+        for line in code.replace("\\\n", " ").splitlines():
+            found = re.match(r"(?:(?:\.venv/bin/)?statetrack|torchrun .*? -m statetrack\.cli) +(.*)", line)
+            if found:
+                yield page, " ".join(found[1].split(" #")[0].split(" > ")[0].split())
+
+
+COMMANDS = list(commands())
+
+
+@pytest.fixture(scope="module")
+def language_model(tmp_path_factory):
+    """A folder with the data `data` and the finished run `run` in [0,1], for commands that read such things."""
+    from statetrack.layers import model_config
+    from statetrack.lm.shards import write_shards
+    from statetrack.run import run
+    from statetrack.spec import EvaluationConfig, RunSpec, TrainingConfig
+    from statetrack.tasks import Corpus
+
+    folder = tmp_path_factory.mktemp("language_model")
+    write_shards(folder / "data", {"train": [list(range(99))], "heldout": [list(range(99))]}, 257, 256)
+    model = model_config("deltanet", eigenvalues="[0,1]", d_model=8, layers=1)
+    training, evaluation = TrainingConfig(steps=1, batch=1), EvaluationConfig(eval_samples=1)
+    run(RunSpec(Corpus(str(folder / "data"), context=8), model, training, evaluation), folder / "run")
+    return folder
+
+
+def with_values(words: list[str], values: dict[str, Path]) -> list[str]:
+    """The words with other values for some flags."""
+    return [str(values.get(flag, word)) for flag, word in zip(["", *words[:-1]], words, strict=True)]
 
 
 @pytest.mark.parametrize(("page", "line"), COMMANDS, ids=[line for _, line in COMMANDS])
-def test_commands_in_the_pages_parse(page, line, monkeypatch):
+def test_commands_in_the_pages_parse(page, line, monkeypatch, language_model):
     """Their flags are read by the command itself, which is stopped where its work would begin."""
     from statetrack.cli import main
     from statetrack.commands import flags
@@ -154,11 +181,16 @@ def test_commands_in_the_pages_parse(page, line, monkeypatch):
         read(*arguments, **options)
         raise Parsed
 
-    words = shlex.split(line.split(" > ")[0])[1:]
-    if words[0] == "train":
+    words = shlex.split(line)
+    data, run = language_model / "data", language_model / "run"
+    if words[0] == "train" or words[:2] == ["lm", "pretrain"]:
+        words = [re.sub("^corpus:.*", f"corpus:{data}", word) for word in words]
+        words = with_values(words, {"--data": data, "--extend": run})
+        if words[0] == "lm" and not {"--data", "--extend"} & {*words}:
+            words += ["--data", str(data)]  # not the standard library, which takes seconds
         main([*words, *([] if "--print-spec" in words else ["--print-spec"])])
         return
-    module = importlib.import_module(f"statetrack.commands.{words[0].replace('-', '_')}")
-    monkeypatch.setattr(module, "parse", parse_and_stop)
+    module = ".".join(words[: 2 if words[0] == "lm" else 1]).replace("-", "_")
+    monkeypatch.setattr(importlib.import_module(f"statetrack.commands.{module}"), "parse", parse_and_stop)
     with pytest.raises(Parsed):
         main(words)
