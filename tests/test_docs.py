@@ -146,7 +146,7 @@ COMMANDS = list(commands())
 
 @pytest.fixture(scope="module")
 def language_model(tmp_path_factory):
-    """A folder with the data `data` and the finished run `run` in [0,1], for commands that read such things."""
+    """A folder with token shards, `data`, and a finished run in [0,1], `run`, for commands that read them."""
     from statetrack.layers import model_config
     from statetrack.lm.shards import write_shards
     from statetrack.run import run
