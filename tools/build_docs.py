@@ -30,6 +30,7 @@ MODULES = (
     "statetrack.ops.linear_cross_entropy",
     "statetrack.ops.delta_rule",
     "statetrack.ops.embedding",
+    "statetrack.ops.gated_linear_attention",
     "statetrack.ops.mlstm",
     "statetrack.ops.pack",
     "statetrack.ops.rms_norm",

@@ -8,8 +8,8 @@ import torch
 
 from statetrack.errors import UserError
 from statetrack.ops.checks import checked
-from statetrack.ops.gated_linear_attention import gated_linear_attention
 from statetrack.ops.gated_linear_attention import chunked as chunked_module
+from statetrack.ops.gated_linear_attention import gated_linear_attention
 
 BACKENDS = ("reference", "chunked")
 GATES = ("channel", "head", "channel turned", "head turned")
@@ -168,7 +168,7 @@ def test_chunks_computed_again_in_the_backward_give_the_same_gradients(monkeypat
 
 
 def test_unsigned_gates_per_channel_give_gla():
-    """h_t = diag(exp gk_t) h_{t-1} + k_t^T v_t, read with q_t / sqrt(K) (Yang et al. 2024), summed directly."""
+    """h_t = diag(exp gk_t) h_{t-1} + k_t v_t^T, read with q_t / sqrt(K) (Yang et al. 2024), as one sum."""
     q, k, v, _, _, _ = random_inputs(90)
     gk = torch.nn.functional.logsigmoid(torch.randn(q.shape, dtype=torch.float64))
     G = gk.cumsum(1)

@@ -1,8 +1,11 @@
 """Rotations of pairs of key channels, and how they fold into queries and keys.
 
-With C_t = R(angle_t) ... R(angle_1) and S_t = C_t S'_t the recurrence S_t = a_t R_t S_{t-1} + k_t v_t^T becomes
-S'_t = a_t S'_{t-1} + (C_t^T k_t) v_t^T, read with C_t^T q_t: no rotation is left. It needs a_t to be the same
-for both channels of a pair, so that it commutes with R.
+With C_t = R(angle_t) ... R(angle_1) and S_t = C_t S'_t,
+
+    S_t = a_t R(angle_t) S_{t-1} + k_t v_t^T    becomes    S'_t = a_t S'_{t-1} + (C_t^T k_t) v_t^T
+
+read with C_t^T q_t: no rotation is left. a_t has to be the same for both channels of a pair, so that it
+commutes with R.
 """
 
 import math
