@@ -42,8 +42,9 @@ class Mamba2State(NamedTuple):
 class Mamba2(Mixer):
     """S_t = a_t S_{t-1} + Delta_t B_t x_t^T,  y_t = S_t^T C_t + D x_t.
 
-    a = exp(Delta A) or 2 exp(Delta A) - 1. Delta, A and D are numbers of a head, so the transition is a_t times the identity. Parameters have the
-    names they have in mamba-ssm and transformers, so weights can be copied.
+    a = exp(Delta A) or 2 exp(Delta A) - 1. Delta, A and D are numbers of a head, so the transition is a
+    times the identity. Parameters have the names they have in mamba-ssm and transformers, so weights can be
+    copied.
     """
 
     packs = True
