@@ -1,7 +1,7 @@
 """Language models by size: every mixer that can be one, from 10M to 1.3B parameters.
 
 A size is a width and a depth. Mixers with an MLP beside them have `layers` blocks; those without one (Mamba,
-Mamba-2, mLSTM), and sLSTM with its narrow MLP, have twice as many blocks of half the size, as in their papers.
+Mamba-2, mLSTM), and sLSTM with its narrow MLP, have twice as many blocks of half the size, as published.
 `mlp_ratio` makes up for what a mixer has beyond DeltaNet's four matrices of d_model^2, so that the models of
 one size have about the same number of parameters: those of the name, with a vocabulary of 32,000 and tied.
 """

@@ -60,7 +60,8 @@ def gated_linear_attention_chunked(
         a = a if a.ndim == 3 else both_of_pair(a)
     layout = _layout(B, T, cu_seqlens)
     a = _chunk_gates(a[..., None] if a.ndim == 3 else a, layout)
-    O, state = _all_chunks(*(layout.to_chunks(x) for x in (scale * q, k, v)), a, state, layout)
+    q, k, v = layout.to_chunks(scale * q), layout.to_chunks(k), layout.to_chunks(v)
+    O, state = _all_chunks(q, k, v, a, state, layout)
     if end is not None:
         state = rotate(state, end.cos(), end.sin(), dim=-2)
     return layout.from_chunks(O), state
@@ -88,7 +89,7 @@ def _all_chunks(q, k, v, a, state, layout) -> tuple[Tensor, Tensor]:
         parts = [checkpoint(_within_chunks, *part, use_reentrant=False) for part in inputs]
     else:
         parts = [_within_chunks(*part) for part in inputs]
-    O, q_in, U, E = (torch.cat(x) if len(x) > 1 else x[0] for x in zip(*parts, strict=True))
+    O, q_in, U, E = parts[0] if len(parts) == 1 else map(torch.cat, zip(*parts, strict=True))
     entering, final = _States.apply(U, E, state, layout)
     return O + q_in @ entering, final
 

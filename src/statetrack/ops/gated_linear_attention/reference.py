@@ -48,7 +48,10 @@ def _one_by_one(q, k, v, a, angle, initial_state, cu_seqlens, scale) -> tuple[Te
     """Each packed sequence as a call of its own."""
     results = [
         gated_linear_attention_reference(
-            *(x[:, start:stop] for x in (q, k, v, a)),
+            q[:, start:stop],
+            k[:, start:stop],
+            v[:, start:stop],
+            a[:, start:stop],
             None if angle is None else angle[:, start:stop],
             None if initial_state is None else initial_state[i : i + 1],
             None,
