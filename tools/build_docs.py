@@ -31,6 +31,7 @@ MODULES = (
     "statetrack.ops.delta_rule",
     "statetrack.ops.embedding",
     "statetrack.ops.linear_cross_entropy",
+    "statetrack.ops.gated_linear_attention",
     "statetrack.ops.mlstm",
     "statetrack.ops.pack",
     "statetrack.ops.rms_norm",

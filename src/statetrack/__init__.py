@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from statetrack.layers import build, model_config, register_mixer
     from statetrack.ops.checks import checked
     from statetrack.ops.delta_rule import delta_rule
+    from statetrack.ops.gated_linear_attention import gated_linear_attention
     from statetrack.ops.mlstm import mlstm
     from statetrack.ops.selective_scan import selective_scan
     from statetrack.ops.short_convolution import short_convolution
@@ -28,6 +29,7 @@ __all__ = [
     "build",
     "checked",
     "delta_rule",
+    "gated_linear_attention",
     "mlstm",
     "model_config",
     "register_mixer",
@@ -41,7 +43,8 @@ __all__ = [
 _HOMES = {"build": "layers", "model_config": "layers", "register_mixer": "layers"}
 _HOMES |= {"RunSpec": "spec", "register_task": "tasks", "task": "tasks"}
 _HOMES |= {"checked": "ops.checks"}
-_HOMES |= {op: f"ops.{op}" for op in ("delta_rule", "mlstm", "selective_scan", "short_convolution", "slstm")}
+_HOMES |= {op: f"ops.{op}" for op in ("delta_rule", "gated_linear_attention", "mlstm", "selective_scan")}
+_HOMES |= {op: f"ops.{op}" for op in ("short_convolution", "slstm")}
 
 
 def __getattr__(name: str) -> Any:

@@ -51,6 +51,9 @@ def test_the_loss_of_a_last_position_task_counts_its_answers_and_nothing_else(na
         ("deltaproduct", 128, (SwiGLU, 512), RMSNorm, True),
         ("transformer", 128, (SwiGLU, 512), RMSNorm, True),
         ("mamba", 128, None, RMSNorm, True),
+        ("mamba2", 128, None, RMSNorm, True),
+        ("gla", 128, (SwiGLU, 512), RMSNorm, True),
+        ("hgrn2", 128, (SwiGLU, 512), RMSNorm, True),
         ("mlstm", 128, None, nn.LayerNorm, True),
         ("slstm", 128, (GeGLU, 192), nn.LayerNorm, True),  # 1.3 x 128, rounded up to a multiple of 64
         ("dense-transition", 128, None, nn.Identity, False),

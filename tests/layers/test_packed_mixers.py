@@ -18,6 +18,9 @@ CASES = {
     "gated": ("gated-deltanet", {"heads": 2}),
     "two factors": ("deltaproduct", {"heads": 2, "layers": 1}),
     "mamba": ("mamba", {}),
+    "mamba2": ("mamba2", {"heads": 2, "groups": 2, "d_state": 4}),
+    "gla": ("gla", {"heads": 2}),
+    "hgrn2": ("hgrn2", {"heads": 2}),
     "attention": ("transformer", {"heads": 2}),
 }
 

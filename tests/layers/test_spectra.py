@@ -10,6 +10,9 @@ from statetrack.layers import (
     DeltaNetConfig,
     DenseTransitionConfig,
     DiagonalToyConfig,
+    GLAConfig,
+    HGRN2Config,
+    Mamba2Config,
     MambaConfig,
     MLSTMConfig,
     SLSTMConfig,
@@ -41,6 +44,10 @@ OTHERS = {
 CASES = {
     **{f"{name} {r}": DeltaNetConfig(eigenvalues=r, **c) for name, c in DELTANETS.items() for r in RANGES},
     **OTHERS,
+    **{
+        f"{cls.__name__} {r}": cls(eigenvalues=r, heads=2) for cls in (GLAConfig, HGRN2Config) for r in RANGES
+    },
+    **{f"mamba2 {r}": Mamba2Config(eigenvalues=r, heads=2, d_state=3) for r in RANGES},
 }
 
 

@@ -8,7 +8,10 @@ from statetrack.layers.baselines import (
     DiagonalToyConfig,
 )
 from statetrack.layers.deltanet import DeltaNet, DeltaNetConfig
+from statetrack.layers.gla import GLA, GLAConfig
+from statetrack.layers.hgrn2 import HGRN2, HGRN2Config
 from statetrack.layers.mamba import Mamba, MambaConfig
+from statetrack.layers.mamba2 import Mamba2, Mamba2Config
 from statetrack.layers.mixer import Mixer, MixerConfig
 from statetrack.layers.mlstm import MLSTM, MLSTMConfig
 from statetrack.layers.model import Model, ModelConfig
@@ -18,6 +21,8 @@ from statetrack.layers.sizes import count_parameters
 from statetrack.layers.slstm import SLSTM, SLSTMConfig
 
 __all__ = [
+    "GLA",
+    "HGRN2",
     "MLSTM",
     "PRESETS",
     "SIZED_PRESETS",
@@ -30,8 +35,12 @@ __all__ = [
     "DenseTransitionConfig",
     "DiagonalToy",
     "DiagonalToyConfig",
+    "GLAConfig",
+    "HGRN2Config",
     "MLSTMConfig",
     "Mamba",
+    "Mamba2",
+    "Mamba2Config",
     "MambaConfig",
     "Mixer",
     "MixerConfig",

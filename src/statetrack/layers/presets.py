@@ -9,7 +9,10 @@ from statetrack.errors import UserError, unknown_name
 from statetrack.layers.attention import AttentionConfig
 from statetrack.layers.baselines import DenseTransitionConfig, DiagonalToyConfig
 from statetrack.layers.deltanet import DeltaNetConfig
+from statetrack.layers.gla import GLAConfig
+from statetrack.layers.hgrn2 import HGRN2Config
 from statetrack.layers.mamba import MambaConfig
+from statetrack.layers.mamba2 import Mamba2Config
 from statetrack.layers.mixer import MixerConfig
 from statetrack.layers.mlstm import MLSTMConfig
 from statetrack.layers.model import Model, ModelConfig
@@ -25,6 +28,9 @@ PRESETS: dict[str, ModelConfig] = {
     "gated-deltanet": ModelConfig(DeltaNetConfig(gated=True, output_gate=True)),
     "deltaproduct": ModelConfig(DeltaNetConfig(householders=2)),
     "mamba": ModelConfig(MambaConfig(), mlp_ratio=0),
+    "mamba2": ModelConfig(Mamba2Config(), mlp_ratio=0),
+    "gla": ModelConfig(GLAConfig()),
+    "hgrn2": ModelConfig(HGRN2Config()),
     "transformer": ModelConfig(AttentionConfig()),
     "mlstm": ModelConfig(MLSTMConfig(), mlp_ratio=0, norm="layer"),
     "slstm": ModelConfig(SLSTMConfig(), mlp_ratio=1.3, mlp="geglu", norm="layer"),

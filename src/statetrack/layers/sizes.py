@@ -1,7 +1,7 @@
 """Language models by size: every mixer that can be one, from 10M to 1.3B parameters.
 
 A size is a width and a depth. Mixers with an MLP beside them have `layers` blocks; those without one (Mamba,
-mLSTM), and sLSTM with its narrow MLP, have blocks half as large and twice as many, as their papers do.
+Mamba-2, mLSTM), and sLSTM with its narrow MLP, have twice as many blocks of half the size, as published.
 `mlp_ratio` makes up for what a mixer has beyond DeltaNet's four matrices of d_model^2, so that the models of
 one size have about the same number of parameters: those of the name, with a vocabulary of 32,000 and tied.
 """
@@ -13,12 +13,15 @@ import torch
 
 from statetrack.layers.attention import AttentionConfig
 from statetrack.layers.deltanet import DeltaNetConfig
+from statetrack.layers.gla import GLAConfig
+from statetrack.layers.hgrn2 import HGRN2Config
 from statetrack.layers.mamba import MambaConfig
+from statetrack.layers.mamba2 import Mamba2Config
 from statetrack.layers.mixer import MixerConfig
 from statetrack.layers.model import Model, ModelConfig
 
 VOCABULARY = 32_000  # of the published DeltaNets, and of the parameter counts in the docs
-HEAD_DIM = 64  # of attention
+HEAD_DIM = 64  # of attention and Mamba-2
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,9 @@ MIXERS: dict[str, tuple[float | None, float]] = {
     "deltaproduct": (2.0, 1e-6),
     "transformer": (2.75, 1e-6),
     "mamba": (None, 1e-5),
+    "mamba2": (None, 1e-5),
+    "gla": (2.75, 1e-5),
+    "hgrn2": (2.75, 1e-5),
     "mlstm": (None, 1e-5),
     "slstm": (None, 1e-5),
 }
@@ -78,6 +84,10 @@ def _at_size(preset: ModelConfig, size: Size, mlp_ratio: float | None, norm_eps:
 def _mixer_at_size(mixer: MixerConfig, size: Size, norm_eps: float) -> MixerConfig:
     if isinstance(mixer, DeltaNetConfig):
         return replace(mixer, heads=size.heads, head_norm_eps=norm_eps)
+    if isinstance(mixer, GLAConfig | HGRN2Config):
+        return replace(mixer, heads=size.heads)
+    if isinstance(mixer, Mamba2Config):
+        return replace(mixer, heads=mixer.expand * size.d_model // HEAD_DIM, d_state=128)
     return attention_for(size.d_model) if isinstance(mixer, AttentionConfig) else mixer
 
 

@@ -6,6 +6,7 @@
     q, k, v      query, key, value                                 q, k, v
     beta         step size of the delta rule, in [0, 2]            beta
     g            log of a decay, <= 0 (Gated DeltaNet)             log alpha
+    a            gate of either sign, in [-1, 1]                   alpha
     D, N         channels and states per channel of Mamba          d, n
     u, delta     input and step size of Mamba, (B, D, T)           x, Delta
     h            state of Mamba, (B, D, N)                         H
@@ -25,6 +26,7 @@ __all__ = [
     "cross_entropy",
     "delta_rule",
     "embedding",
+    "gated_linear_attention",
     "linear_cross_entropy",
     "mlstm",
     "pack",

@@ -1,0 +1,89 @@
+"""HGRN2 (Qin et al. 2024): a forget gate per key channel, which is also the key; in [0, 1] or in [-1, 1]."""
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from statetrack.layers.checks import check_eps, check_sizes, divide
+from statetrack.layers.mixer import Mixer, Packing, offsets, returns_states
+from statetrack.layers.norm import RMSNorm, normalise
+from statetrack.layers.precision import at_least_float32, working_dtype
+from statetrack.ops.checks import check_eigenvalues
+from statetrack.ops.gated_linear_attention import gated_linear_attention
+
+
+@dataclass(frozen=True)
+class HGRN2Config:
+    """HGRN2 without the lower bounds of its gates, which the layers of the paper's models share."""
+
+    heads: int = 4
+    eigenvalues: Literal["[0,1]", "[-1,1]"] = "[-1,1]"
+    norm_eps: float = 1e-5  # of the RMS norm of the outputs
+
+    def build(self, d_model: int, layers: int) -> "HGRN2":
+        return HGRN2(self, d_model)
+
+
+class HGRN2State(NamedTuple):
+    S: Tensor  # (B, H, K, K), float32
+
+
+class HGRN2(Mixer):
+    """S_t = diag(a_t) S_{t-1} + (1 - s_t) i_t^T,  o_t = S_t^T q_t / sqrt(K), a = s or 2 s - 1, s = sigmoid.
+
+    What is written is 1 - s in both ranges: in [-1,1] a step that flips the state (s = 0) writes with weight
+    1 and one that keeps it (s = 1) with 0. With i = 1 the state is then 0, 1, 0, 1, ... along the flips.
+    """
+
+    packs = True
+
+    def __init__(self, config: HGRN2Config, d_model: int):
+        super().__init__()
+        check_eigenvalues("HGRN2", config.eigenvalues)
+        check_sizes("HGRN2", heads=config.heads)
+        check_eps("HGRN2", norm_eps=config.norm_eps)
+        self.config, self.heads = config, config.heads
+        self.K = divide("HGRN2", d_model, config.heads, "heads")
+        self.to_q, self.to_f, self.to_i, self.to_out = (
+            nn.Linear(d_model, d_model, bias=False) for _ in range(4)
+        )
+        self.norm = RMSNorm(d_model, eps=config.norm_eps)
+
+    def forward(
+        self, x: Tensor, state: HGRN2State | None = None, *, packing: Packing | None = None
+    ) -> tuple[Tensor, HGRN2State | None]:
+        q, v = (y.unflatten(-1, (self.heads, self.K)) for y in (F.silu(self.to_q(x)), self.to_i(x)))
+        logits = self._logits(x)
+        o, S = gated_linear_attention(
+            q,
+            torch.sigmoid(-logits),  # 1 - s
+            v,
+            **self._gates(logits),
+            initial_state=None if state is None else state.S,
+            output_final_state=returns_states(packing),
+            **offsets(packing),
+        )
+        y = self.to_out(normalise(self.norm, o.flatten(-2), working_dtype(x)))
+        return y, None if S is None else HGRN2State(S)
+
+    def _logits(self, x: Tensor) -> Tensor:
+        return at_least_float32(self.to_f(x)).unflatten(-1, (self.heads, self.K))
+
+    def _gates(self, logits: Tensor) -> dict[str, Tensor]:
+        """The gates as the op takes them: `g`, their logarithm, or `a`, their value."""
+        if self.config.eigenvalues == "[0,1]":
+            return {"g": F.logsigmoid(logits)}
+        return {"a": torch.tanh(logits / 2)}  # 2 sigmoid(x) - 1
+
+    def extra_repr(self) -> str:
+        """The eigenvalue range and the heads."""
+        return f"eigenvalues={self.config.eigenvalues}, heads={self.heads}, K={self.K}"
+
+    @torch.no_grad()
+    def transition_eigenvalues(self, x: Tensor, state: HGRN2State | None = None) -> Tensor:
+        """(B, T, H, K): the gates, the diagonal of the transition."""
+        gates = self._gates(self._logits(x))
+        return gates["a"] if "a" in gates else gates["g"].exp()

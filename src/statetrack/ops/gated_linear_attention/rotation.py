@@ -1,0 +1,48 @@
+"""Rotations of pairs of key channels, and how they fold into queries and keys.
+
+With C_t = R(angle_t) ... R(angle_1) and S_t = C_t S'_t,
+
+    S_t = a_t R(angle_t) S_{t-1} + k_t v_t^T    becomes    S'_t = a_t S'_{t-1} + (C_t^T k_t) v_t^T
+
+read with C_t^T q_t: no rotation is left. a_t has to be the same for both channels of a pair, so that it
+commutes with R.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, dim: int = -1) -> Tensor:
+    """x with channels i and i + K/2 of axis `dim` turned by an angle; cos and sin have K/2 channels there."""
+    first, second = x.chunk(2, dim)
+    return torch.cat([cos * first - sin * second, sin * first + cos * second], dim)
+
+
+def cumulated_angles(angle: Tensor, cu_seqlens: Tensor | None) -> Tensor:
+    """The sum of `angle` (B, T, ...) up to each step, from the start of its sequence, in [0, 2 pi).
+
+    Summed in float64: in float32 the angle of step 64,000 would be off by a hundredth.
+    """
+    total = angle.double().cumsum(1)
+    if cu_seqlens is not None:
+        places = torch.arange(angle.shape[1], device=angle.device)
+        start = cu_seqlens[torch.bucketize(places, cu_seqlens[1:], right=True)]
+        before = torch.cat([torch.zeros_like(total[:, :1]), total], dim=1)[:, start]
+        total = total - before
+    return torch.remainder(total, 2 * math.pi).to(torch.promote_types(angle.dtype, torch.float32))
+
+
+def last_angles(total: Tensor, cu_seqlens: Tensor | None) -> Tensor:
+    """The cumulated angles (B, T, ...) at the end of every sequence, (N, ...); zero for an empty one."""
+    if cu_seqlens is None:
+        return total[:, -1]
+    last = total[0, (cu_seqlens[1:] - 1).clamp(min=0)]
+    empty = (cu_seqlens.diff() == 0).view(-1, *[1] * (last.ndim - 1))
+    return last.masked_fill(empty, 0.0)
+
+
+def both_of_pair(a: Tensor) -> Tensor:
+    """Gates per pair (..., K/2) as gates per channel (..., K)."""
+    return torch.cat([a, a], dim=-1)
