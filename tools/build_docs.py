@@ -43,6 +43,7 @@ MODULES = (
     "statetrack.automata",
     "statetrack.automata.obstruct",
     "statetrack.spec",
+    "statetrack.snapping",
     "statetrack.run",
     "statetrack.training",
     "statetrack.lm.compare",
