@@ -67,10 +67,10 @@ def fit_isometry(learned: np.ndarray, exact: np.ndarray, candidates: np.ndarray)
     subspace in which A_x acts as R_x. `candidates` (c, r, r) are the matrices that a token may be rounded to.
     """
     K, r = learned.shape[1], exact.shape[1]
-    normal = np.zeros((K * r, K * r))
-    for A, R in zip(learned, exact, strict=True):
-        L = np.kron(A, np.eye(r)) - np.kron(np.eye(K), R.T)  # of the row-major X
-        normal += L.T @ L
+    # the squares, as a quadratic form of the row-major X; R_x is orthogonal
+    mixed = np.einsum("xij,xab->iajb", learned, exact).reshape(K * r, K * r)
+    squares = np.einsum("xki,xkj->ij", learned, learned) + len(learned) * np.eye(K)
+    normal = np.kron(squares, np.eye(r)) - mixed - mixed.T
     X = np.linalg.eigh(normal)[1][:, 0].reshape(K, r)
     U, _, Vt = np.linalg.svd(X, full_matrices=False)
     T = U @ Vt
@@ -110,7 +110,9 @@ def swaps_from_keys(keys: np.ndarray) -> set[frozenset[int]] | None:
     if n == 2:
         return {frozenset([0])}  # both of its points
     points = {
-        frozenset([a, b, *(c for c in range(m) if meets[a, c] and meets[b, c] and G[a, b] * G[b, c] * G[c, a] > 0)])
+        frozenset(
+            [a, b, *(c for c in range(m) if meets[a, c] and meets[b, c] and G[a, b] * G[b, c] * G[c, a] > 0)]
+        )
         for a, b in combinations(range(m), 2)
         if meets[a, b]
     }

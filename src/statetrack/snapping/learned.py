@@ -77,7 +77,9 @@ def mixer_of(model: Model) -> DeltaNet:
             "depends on the tokens before. Train with --convolution 0."
         )
     if c.gated:
-        raise UserError("snap: the layer is gated, expected none: its decay shrinks the state at every token.")
+        raise UserError(
+            "snap: the layer is gated, expected none: its decay shrinks the state at every token."
+        )
     if c.qk_activation != "identity":
         raise UserError(
             f"snap: qk_activation is {c.qk_activation!r}, expected 'identity': after it a key has no large "

@@ -27,8 +27,9 @@ from statetrack.spec import RunSpec
 from statetrack.tasks.groups import Group
 
 TOLERANCE = 0.25  # largest misfit of a token; a swap with the right key has it at beta = 1.75
+LARGEST_TOLERANCE = 0.86  # half the distance of 3^(1/2) between a 3-cycle and the identity, the nearest two
 MARGIN = 1.0  # smallest lead of the right logit; below it the head is fitted again
-SEGMENT = 1000  # tokens per call of the model in `first_error`
+SEGMENT = 1000  # tokens per call of the model in `check`
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,31 @@ class HeadReport:
     misfit: float  # largest over tokens: spectral norm of A_x T - T R_x; different elements are 1.7 apart
     refused: str  # why the head is not rounded; "" if it is
     swaps_from_angles: bool | None  # whether the angles of the keys alone give the swaps; None if not swaps
+
+
+@dataclass(frozen=True)
+class ExactStates:
+    """The states that a tracker with exact transitions can reach."""
+
+    S: Tensor  # (order, H, K, V), by element
+    group: Group
+    tokens: Tensor  # (m,)
+    bos: int
+
+    @property
+    def separation(self) -> float:
+        """The distance of the two nearest."""
+        flat = self.S.flatten(1)
+        return float(torch.cdist(flat, flat).fill_diagonal_(torch.inf).min())
+
+
+@dataclass(frozen=True)
+class Check:
+    """A model on fresh sequences of its task."""
+
+    length: int
+    first_error: int | None  # position of the first wrong answer
+    drift: float | None  # largest distance of a last state from the exact one, over half their separation
 
 
 @dataclass(frozen=True)
@@ -57,23 +83,7 @@ class Snapped:
     learned_margin: float  # with the learned read-out
     margin: float  # with the one the model has now
     transition_error: float  # largest entry by which written transitions differ from exact ones, in float32
-
-
-@dataclass(frozen=True)
-class ExactStates:
-    """The states that a tracker with exact transitions can reach, (order, H, K, V), by element."""
-
-    S: Tensor
-    group: Group
-    tokens: Tensor  # (m,)
-    bos: int
-
-    def batch(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Every (state, token): states before the token (N, H, K, V), tokens (N, 1), elements after (N,)."""
-        elements = torch.arange(len(self.S)).repeat_interleave(len(self.tokens))
-        tokens = self.tokens.repeat(len(self.S))
-        after = torch.from_numpy(self.group.then.astype(np.int64))[elements, tokens]
-        return self.S[elements], tokens[:, None], after
+    states: ExactStates
 
 
 def snap(model: Model, spec: RunSpec, tolerance: float = TOLERANCE) -> Snapped:
@@ -85,6 +95,11 @@ def snap(model: Model, spec: RunSpec, tolerance: float = TOLERANCE) -> Snapped:
     Heads whose transitions are within `tolerance` of permutations of the items are rounded to them, the
     others are silenced. What cannot be rounded is a `UserError` that says why.
     """
+    if not 0 < tolerance <= LARGEST_TOLERANCE:
+        raise UserError(
+            f"snap: tolerance is {tolerance:g}, expected above 0 and at most {LARGEST_TOLERANCE}: beyond it a "
+            "transition may be as near to another permutation."
+        )
     problem, group = problem_of(spec)
     model = copy.deepcopy(model).eval()
     mixer = mixer_of(model)
@@ -93,8 +108,7 @@ def snap(model: Model, spec: RunSpec, tolerance: float = TOLERANCE) -> Snapped:
     if not exact:
         reasons = "; ".join(f"head {h.head}: {h.refused}" for h in heads)
         raise UserError(
-            f"snap: no head has learned the permutations of {problem.group}: {reasons}. Train longer, or "
-            f"raise --tolerance (here {tolerance:g})."
+            f"snap: no head has learned the permutations of {problem.group}: {reasons}. Train longer."
         )
     write(mixer, learned, exact)
     error = _transition_error(read(model, mixer, problem.elements, problem.bos), exact)
@@ -111,7 +125,7 @@ def snap(model: Model, spec: RunSpec, tolerance: float = TOLERANCE) -> Snapped:
             f"tell all {group.order} elements apart (margin {margin:.3g}), also with its head fitted again. "
             "Train longer."
         )
-    return Snapped(model, heads, read_out, right, before, margin, error)
+    return Snapped(model, heads, read_out, right, before, margin, error, states)
 
 
 def _round_heads(
@@ -214,10 +228,14 @@ def _transition_error(written: Learned, exact: list[ExactHead]) -> float:
 @torch.no_grad()
 def _hidden(model: Model, states: ExactStates) -> tuple[Tensor, Tensor]:
     """What the head reads after every (exact state, token) and after the start token, and the answers."""
-    S, tokens, labels = states.batch()
-    hidden, _ = model(tokens, [DeltaNetState(S, None)], read_out=False)
+    then = torch.from_numpy(states.group.then.astype(np.int64))
     first, _ = model(torch.tensor([[states.bos]]), read_out=False)
-    return torch.cat([hidden[:, 0], first[0]]), torch.cat([labels, torch.tensor([states.bos])])
+    hidden, labels = [first[0]], [torch.tensor([states.bos])]
+    for token in states.tokens:
+        after, _ = model(token.expand(len(states.S), 1), [DeltaNetState(states.S, None)], read_out=False)
+        hidden.append(after[:, 0])
+        labels.append(then[:, token])
+    return torch.cat(hidden), torch.cat(labels)
 
 
 def _leads(model: Model, states: ExactStates) -> Tensor:
@@ -246,15 +264,24 @@ def _fit_head(model: Model, states: ExactStates) -> None:
 
 
 @torch.no_grad()
-def first_error(model: Model, spec: RunSpec, length: int, sequences: int = 1, seed: int = 0) -> int | None:
-    """The first position at which an answer is wrong on fresh sequences of `length` tokens, or None."""
+def check(
+    model: Model,
+    spec: RunSpec,
+    length: int,
+    sequences: int = 4,
+    seed: int = 0,
+    states: ExactStates | None = None,
+) -> Check:
+    """Run a model on fresh sequences of `length` tokens until its first wrong answer."""
     batch = spec.task.sample(sequences, (length, length), Generator().manual_seed(seed))
     state, position = None, 0
-    pieces = zip(batch.inputs.split(SEGMENT, 1), batch.targets.split(SEGMENT, 1), strict=True)
-    for tokens, labels in pieces:
+    for tokens, labels in zip(batch.inputs.split(SEGMENT, 1), batch.targets.split(SEGMENT, 1), strict=True):
         logits, state = model(tokens, state)
         wrong = (logits.argmax(-1) != labels).any(0)
         if wrong.any():
-            return position + int(wrong.byte().argmax())
+            return Check(length, position + int(wrong.byte().argmax()), None)
         position += tokens.shape[1]
-    return None
+    if states is None or state is None:
+        return Check(length, None, None)
+    distance = (state[0].S - states.S[batch.targets[:, -1]]).flatten(1).norm(dim=1).max()
+    return Check(length, None, float(distance) / (states.separation / 2))
