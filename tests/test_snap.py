@@ -25,6 +25,7 @@ from statetrack.snapping.geometry import (
     swaps_from_keys,
 )
 from statetrack.snapping.learned import read
+from statetrack.snapping.snap import _why_not, round_transitions
 from statetrack.snapping.weights import LOWEST_VALUE, ExactHead, fit_values, inverse_silu, write
 from statetrack.spec import EvaluationConfig, RunSpec, TrainingConfig
 from statetrack.tasks import WordProblem
@@ -146,19 +147,27 @@ def noisy_tracker(noise=1e-3):
 
 
 def test_products_of_several_reflections_are_rounded():
+    """After 3,000 tokens the state is still one of 24, that of the product so far."""
     spec, model = noisy_tracker()
-    snapped = snap(model, spec)
-    assert [bool(h.refused) for h in snapped.heads] == [True, False]
-    assert snapped.heads[1].misfit > 1e-3
-    assert snapped.transition_error < 1e-5
-    done = check(snapped.model, spec, 3000, states=snapped.states)
-    assert done.first_error is None
-    assert done.drift < 0.05
+    rounded, heads, states, error = round_transitions(model, spec)
+    assert [bool(h.refused) for h in heads] == [True, False]
+    assert heads[1].misfit > 1e-3
+    assert error < 1e-5
+    batch = spec.task.sample(4, (3000, 3000), torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        found, drifted = (m(batch.inputs)[1][0].S[:, 1] for m in (rounded, model))
+    expected = states.S[batch.targets[:, -1], 1]
+    torch.testing.assert_close(found, expected, rtol=0, atol=0.01 * states.separation)
+    assert (drifted - expected).norm() > states.separation
+
+
+def test_a_read_out_that_cannot_tell_the_elements_apart_is_refused():
+    spec, model = noisy_tracker()  # whose read-out is random
+    with pytest.raises(UserError, match="does not tell all 24 elements apart"):
+        snap(model, spec)
 
 
 def test_too_few_reflections_per_token_are_said_to_be_too_few():
-    from statetrack.snapping.snap import _why_not
-
     s4 = group("S4")
     R, tokens = representation(s4.permutations), np.arange(24)
     vectors = [reflections(p.tolist()) for p in s4.permutations]

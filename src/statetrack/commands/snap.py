@@ -82,9 +82,10 @@ def _checks(before: Check, after: Check, options: SnapOptions) -> list[str]:
         said = "right at every token" if at is None else f"first wrong answer at token {at:,}"
         lines.append(f"  {name}    {said}")
     if after.drift:
+        horizon = _rounded(after.length / after.drift)
         lines.append(
-            f"Float32 rounding has moved its states by {after.drift:.2%} of half the distance to another. This "
-            f"grows with the length: expect errors after about {_rounded(after.length / after.drift)} tokens."
+            f"Float32 rounding has moved its states by {after.drift:.2%} of half the distance to another. "
+            f"This grows with the length: expect errors after about {horizon} tokens."
         )
     return lines
 

@@ -45,8 +45,8 @@ def problem_of(spec: RunSpec) -> tuple[WordProblem, Group]:
         )
     if problem.tokens_per_element != 1:
         raise UserError(
-            f"snap: tokens_per_element is {problem.tokens_per_element}, expected 1: with fillers an element's "
-            "transition is spread over several tokens."
+            f"snap: tokens_per_element is {problem.tokens_per_element}, expected 1: with fillers an "
+            "element's transition is spread over several tokens."
         )
     return problem, found
 
@@ -62,8 +62,8 @@ def mixer_of(model: Model) -> DeltaNet:
     mixer = model.get_submodule("blocks.0.mixer")
     if not isinstance(mixer, DeltaNet):
         raise UserError(
-            f"snap: the mixer is {type(mixer).__name__}, expected DeltaNet or DeltaProduct, whose transitions "
-            "are products of reflections."
+            f"snap: the mixer is {type(mixer).__name__}, expected DeltaNet or DeltaProduct, whose "
+            "transitions are products of reflections."
         )
     c = mixer.config
     if c.eigenvalues != "[-1,1]":
@@ -73,12 +73,13 @@ def mixer_of(model: Model) -> DeltaNet:
         )
     if c.convolution:
         raise UserError(
-            f"snap: the layer has a convolution of width {c.convolution}, expected none: with it a transition "
-            "depends on the tokens before. Train with --convolution 0."
+            f"snap: the layer has a convolution of width {c.convolution}, expected none: with it a "
+            "transition depends on the tokens before. Train with --convolution 0."
         )
     if c.gated:
         raise UserError(
-            "snap: the layer is gated, expected none: its decay shrinks the state at every token."
+            "snap: the layer is gated, expected DeltaNet without a gate: its decay shrinks the state at every "
+            "token."
         )
     if c.qk_activation != "identity":
         raise UserError(

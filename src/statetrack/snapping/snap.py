@@ -2,7 +2,6 @@
 
 import copy
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -95,10 +94,33 @@ def snap(model: Model, spec: RunSpec, tolerance: float = TOLERANCE) -> Snapped:
     Heads whose transitions are within `tolerance` of permutations of the items are rounded to them, the
     others are silenced. What cannot be rounded is a `UserError` that says why.
     """
+    model, heads, states, error = round_transitions(model, spec, tolerance)
+    leads = _leads(model, states)
+    right, before, read_out = float((leads > 0).float().mean()), float(leads.min()), "kept"
+    if before < MARGIN:
+        _fit_head(model, states)
+        leads, read_out = _leads(model, states), "fitted again"
+    margin = float(leads.min())
+    if margin <= 0:
+        raise UserError(
+            "snap: the transitions can be rounded, but what the model reads from the exact states does not "
+            f"tell all {states.group.order} elements apart (margin {margin:.3g}), also with its head fitted "
+            "again. Train longer."
+        )
+    return Snapped(model, heads, read_out, right, before, margin, error, states)
+
+
+def round_transitions(
+    model: Model, spec: RunSpec, tolerance: float = TOLERANCE
+) -> tuple[Model, list[HeadReport], ExactStates, float]:
+    """The first half of `snap`: a copy with exact transitions and the learned read-out.
+
+    Returns it with what was found in each head, the states it can reach, and the error of its transitions.
+    """
     if not 0 < tolerance <= LARGEST_TOLERANCE:
         raise UserError(
-            f"snap: tolerance is {tolerance:g}, expected above 0 and at most {LARGEST_TOLERANCE}: beyond it a "
-            "transition may be as near to another permutation."
+            f"snap: tolerance is {tolerance:g}, expected above 0 and at most {LARGEST_TOLERANCE}: beyond it "
+            "a transition may be as near to another permutation."
         )
     problem, group = problem_of(spec)
     model = copy.deepcopy(model).eval()
@@ -112,20 +134,7 @@ def snap(model: Model, spec: RunSpec, tolerance: float = TOLERANCE) -> Snapped:
         )
     write(mixer, learned, exact)
     error = _transition_error(read(model, mixer, problem.elements, problem.bos), exact)
-    states = _exact_states(learned, exact, group, mixer, problem.bos)
-    leads = _leads(model, states)
-    right, before, read_out = float((leads > 0).float().mean()), float(leads.min()), "kept"
-    if before < MARGIN:
-        _fit_head(model, states)
-        leads, read_out = _leads(model, states), "fitted again"
-    margin = float(leads.min())
-    if margin <= 0:
-        raise UserError(
-            "snap: the transitions can be rounded, but what the model reads from the exact states does not "
-            f"tell all {group.order} elements apart (margin {margin:.3g}), also with its head fitted again. "
-            "Train longer."
-        )
-    return Snapped(model, heads, read_out, right, before, margin, error, states)
+    return model, heads, _exact_states(learned, exact, group, mixer, problem.bos), error
 
 
 def _round_heads(
