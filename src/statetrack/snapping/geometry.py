@@ -16,6 +16,11 @@ from statetrack.automata.factor import factor
 KINDS = ("standard", "standard x sign")
 
 
+def kinds(points: int) -> tuple[str, ...]:
+    """The representations to try: with the sign, that of S_2 is trivial, and that of S_3 the standard one."""
+    return KINDS if points > 3 else KINDS[:1]
+
+
 @dataclass(frozen=True)
 class Fit:
     """T (K, n - 1) with orthonormal columns, and how far the learned transitions are from T R_x T^T."""

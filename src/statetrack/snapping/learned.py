@@ -78,8 +78,8 @@ def mixer_of(model: Model) -> DeltaNet:
         )
     if c.gated:
         raise UserError(
-            "snap: the layer is gated, expected DeltaNet without a gate: its decay shrinks the state at every "
-            "token."
+            "snap: the layer is gated, expected DeltaNet without a gate: its decay shrinks the state at "
+            "every token."
         )
     if c.qk_activation != "identity":
         raise UserError(

@@ -12,10 +12,10 @@ from statetrack.errors import UserError
 from statetrack.layers import Model
 from statetrack.layers.deltanet import DeltaNet, DeltaNetState
 from statetrack.snapping.geometry import (
-    KINDS,
     Fit,
     fit_isometry,
     fixed_point,
+    kinds,
     reflections,
     representation,
     swaps_from_keys,
@@ -26,7 +26,7 @@ from statetrack.spec import RunSpec
 from statetrack.tasks.groups import Group
 
 TOLERANCE = 0.25  # largest misfit of a token; a swap with the right key has it at beta = 1.75
-LARGEST_TOLERANCE = 0.86  # half the distance of 3^(1/2) between a 3-cycle and the identity, the nearest two
+LARGEST_TOLERANCE = 0.7  # different elements are at least 2^(1/2) apart
 MARGIN = 1.0  # smallest lead of the right logit; below it the head is fitted again
 SEGMENT = 1000  # tokens per call of the model in `check`
 
@@ -37,7 +37,7 @@ class HeadReport:
 
     head: int
     representation: str  # the nearer of the two that snap knows
-    misfit: float  # largest over tokens: spectral norm of A_x T - T R_x; different elements are 1.7 apart
+    misfit: float  # largest over tokens: spectral norm of A_x T - T R_x; elements are 1.4 or more apart
     refused: str  # why the head is not rounded; "" if it is
     swaps_from_angles: bool | None  # whether the angles of the keys alone give the swaps; None if not swaps
 
@@ -162,10 +162,10 @@ def _best_fit(A: np.ndarray, group: Group, tokens: np.ndarray) -> tuple[str, Fit
     """The representation nearest to the learned transitions, and the fit."""
     assert group.permutations is not None
     fits = {}
-    for kind in KINDS:
+    for kind in kinds(group.permutations.shape[1]):
         all_elements = representation(group.permutations, kind)
         fits[kind] = fit_isometry(A, all_elements[tokens], all_elements)
-    # where both are the same but for the basis (S_3, even permutations), the plain one
+    # where both are the same (A_n), the first
     return min(fits.items(), key=lambda item: round(item[1].misfit.max(), 6))
 
 
