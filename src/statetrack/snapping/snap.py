@@ -44,7 +44,7 @@ class HeadReport:
 
 @dataclass(frozen=True)
 class ExactStates:
-    """The states that a tracker with exact transitions can reach."""
+    """The states that a tracker with exact transitions can reach, one for each element of the group."""
 
     S: Tensor  # (order, H, K, V), by element
     group: Group
@@ -60,7 +60,7 @@ class ExactStates:
 
 @dataclass(frozen=True)
 class Check:
-    """A model on fresh sequences of its task."""
+    """How a model did on fresh sequences of its task, up to its first wrong answer."""
 
     length: int
     first_error: int | None  # position of the first wrong answer
