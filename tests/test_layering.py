@@ -19,7 +19,7 @@ LEVELS = (
     ("automata", "layers"),
     ("tasks",),
     ("spec",),
-    ("spectrum", "horizon"),
+    ("spectrum", "horizon", "snapping"),
     ("training",),
     ("run",),
     ("sweep", "lm"),

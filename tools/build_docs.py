@@ -45,6 +45,7 @@ MODULES = (
     "statetrack.automata",
     "statetrack.automata.obstruct",
     "statetrack.spec",
+    "statetrack.snapping",
     "statetrack.run",
     "statetrack.training",
     "statetrack.sweep",

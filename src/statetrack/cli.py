@@ -23,6 +23,7 @@ COMMANDS = {
         "eigenvalues of the transitions a run has learned",
     ),
     "diagnose": ("statetrack.commands.diagnose", "predict the length at which a trained tracker breaks"),
+    "snap": ("statetrack.commands.snap", "round a trained tracker's reflections to exact permutations"),
     "lm": ("statetrack.commands.lm", "language models: tokenize, pretrain, evaluate, generate"),
     "bench": ("statetrack.commands.bench", "time the recurrences against other libraries"),
 }

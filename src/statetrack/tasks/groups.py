@@ -30,6 +30,7 @@ class Group:
     then: np.ndarray  # (order, order), int16
     moved: np.ndarray | None  # (order,), None where elements are not given as permutations
     generators: tuple[int, ...] | None  # the elements the group was generated from, if it was
+    permutations: np.ndarray | None = None  # (order, points), the images of the points, where there are any
 
     @property
     def order(self) -> int:
@@ -128,7 +129,7 @@ def _from_permutations(name: str, elements: np.ndarray, generators: tuple[int, .
     sorted_words = words(elements)
     then = np.stack([np.searchsorted(sorted_words, words(elements[:, a])) for a in elements])
     moved = (elements != np.arange(elements.shape[1])).sum(1)
-    return Group(name, then.astype(np.int16), moved, generators)
+    return Group(name, then.astype(np.int16), moved, generators, elements)
 
 
 def _check_order(name: str, order: int) -> None:

@@ -71,6 +71,11 @@ class WordProblem(Task):
     def chance(self) -> float:
         return 1 / self._group.order
 
+    @property
+    def elements(self) -> np.ndarray:
+        """The elements that are drawn, by number."""
+        return _allowed(self._group, self.inputs)
+
     def fill(self, lengths: Tensor, generator: Generator, width: int | None = None) -> Batch:
         """Sequences (B, 1 + T): BOS, then T tokens. All lengths are equal, as every position is labelled."""
         B, k = lengths.numel(), self.tokens_per_element
