@@ -16,7 +16,7 @@ LEVELS = (
     ("plugins", "provenance"),
     ("config", "files", "exit_codes"),
     ("ops",),
-    ("automata", "layers"),
+    ("automata", "compat", "layers"),
     ("tasks",),
     ("spec",),
     ("spectrum", "horizon"),
