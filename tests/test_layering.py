@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent / "src/statetrack"
 # A package or module may import those on the lines above its own.
 LEVELS = (
     ("errors",),
-    ("plugins", "provenance"),
+    ("peer_options", "plugins", "provenance"),
     ("config", "files", "exit_codes"),
     ("ops",),
     ("automata", "compat", "layers"),
@@ -22,6 +22,7 @@ LEVELS = (
     ("spectrum", "horizon"),
     ("training",),
     ("run",),
+    ("trained",),
     ("sweep", "lm"),
     ("integrations", "experiments"),
     ("report", "bench"),

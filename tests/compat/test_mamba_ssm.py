@@ -19,7 +19,7 @@ def softplus(x):
 
 
 def naive_scan(u, delta, A, B, C, D=None, z=None, bias=None, plus=False, eigenvalues="[0,1]", h=None):
-    """The documented recurrence, one channel and step at a time, in float64; B and C in any of their forms."""
+    """The documented recurrence, channel by channel and step by step, in float64; all forms of B and C."""
     u, delta, A, B, C = (x.double() for x in (u, delta, A, B, C))
     (batch, channels, T), N = u.shape, A.shape[1]
     h = torch.zeros(batch, channels, N, dtype=torch.float64) if h is None else h.double().clone()

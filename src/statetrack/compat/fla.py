@@ -49,8 +49,8 @@ def chunk_delta_rule(
 
         S_t = (I - beta_t k_t k_t^T) S_{t-1} + beta_t k_t v_t^T        o_t = scale S_t^T q_t
 
-    Shapes: q, k (B, T, H, K); v (B, T, H, V); beta (B, T, H), in [0, 1], or [0, 2] for eigenvalues in [-1, 1];
-    initial_state (N, H, K, V) with N = B, or the number of sequences that `cu_seqlens` packs into B = 1.
+    Shapes: q, k (B, T, H, K); v (B, T, H, V); beta (B, T, H), in [0, 1], or in [0, 2] for eigenvalues in
+    [-1, 1]; initial_state (N, H, K, V), N = B, or the number of sequences that `cu_seqlens` packs into B = 1.
     `scale` is K^-1/2 by default. Returns o (B, T, H, V) and the last states (N, H, K, V) in float32, or None
     unless `output_final_state`. `cu_seqlens_cpu` saves reading `cu_seqlens` from a GPU. `chunk_size` changes
     nothing here.

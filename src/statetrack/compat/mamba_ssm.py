@@ -41,9 +41,9 @@ def selective_scan_fn(
         a_t = 2 exp(delta_t A) - 1     for eigenvalues="[-1,1]"
 
     Shapes: u, delta, z (b, d, t); A (d, n), real and <= 0; B, C (b, n, t), (b, g, n, t) or (d, n); D,
-    delta_bias (d,). Returns out (b, d, t), and with `return_last_state` also h_t (b, d, n) in float32, through
-    which gradients flow here, and not in mamba-ssm. `statetrack.selective_scan` takes an initial state and
-    packed sequences as well.
+    delta_bias (d,). Returns out (b, d, t), and with `return_last_state` also the last h (b, d, n) in float32;
+    unlike mamba-ssm's, it has gradients. `statetrack.selective_scan` also takes an initial state and packed
+    sequences.
 
         >>> import torch
         >>> u, delta = torch.randn(2, 1, 4, 8).unbind()
