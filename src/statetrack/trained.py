@@ -74,8 +74,8 @@ def train(
         model = mixer
     spec = RunSpec(replace(chosen, **of_task), model, training, evaluation, seed).resolved()
     folder = RESULTS / spec.id if out is None else Path(out)
-    shown = {"progress": print_row} if verbose else {"say": lambda text: None}
-    done = run(spec, folder, Options(device, **shown))
+    how = Options(device, progress=print_row) if verbose else Options(device, say=lambda text: None)
+    done = run(spec, folder, how)
     return TrainedModel(load_run(folder)[1], spec, done["metrics"], folder, done)
 
 

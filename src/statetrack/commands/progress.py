@@ -54,13 +54,15 @@ def steps_bar(steps: int, to: TextIO | None = None) -> Iterator[Report]:
         rich.TextColumn("loss {task.fields[loss]}"),
         rich.TextColumn("{task.fields[speed]}"),
     )
-    first: list[tuple[int, float]] = []  # of this process: an interrupted run does not start at 0
+    start: tuple[int, float] | None = None  # of this process: an interrupted run does not start at 0
     with rich.Progress(*columns, console=rich.Console(file=stream)) as display:
         bar = display.add_task("", total=steps, loss="-", speed="")
 
         def report(step: int, row: dict[str, Any]) -> None:
-            first[1:] = [(step, time.monotonic())]
-            speed = _speed(*first, steps) if len(first) == 2 else ""
+            nonlocal start
+            now = step, time.monotonic()
+            start = now if start is None else start
+            speed = _speed(start, now, steps)
             display.update(bar, completed=step, loss=f"{row['loss']:.3f}", speed=speed)
 
         yield report
