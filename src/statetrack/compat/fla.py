@@ -8,15 +8,21 @@ functions also take float32 and float64, every function runs on a CPU, and every
 `chunk_` and a `fused_recurrent_` function run the same code here: the device decides which kernel it is.
 """
 
-import warnings
 from typing import Any
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from statetrack.errors import UserError, unknown_name
-from statetrack.ops import checks
+from statetrack.compat.fla_arguments import (
+    beta_of_one,
+    check_per_head,
+    decay_of_gate,
+    grouped_heads,
+    largest_beta,
+    longest_sequence,
+    read_extras,
+    refuse_context,
+)
+from statetrack.errors import UserError
 from statetrack.ops.delta_rule import delta_rule
 
 __all__ = [
@@ -28,8 +34,6 @@ __all__ = [
     "fused_recurrent_gated_delta_rule",
     "fused_recurrent_gdn",
 ]
-
-CHUNK_SIZES = (16, 32, 64)
 
 
 def chunk_delta_rule(
@@ -61,18 +65,18 @@ def chunk_delta_rule(
     (torch.Size([2, 16, 4, 32]), None)
     """
     op = "chunk_delta_rule"
-    _read_extras(op, kwargs, ())
+    read_extras(op, kwargs, ())
     return delta_rule(
         q,
         k,
         v,
-        _per_head(op, beta),
+        check_per_head(op, beta),
         scale=scale,
         initial_state=initial_state,
         output_final_state=output_final_state,
         use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
         cu_seqlens=cu_seqlens,
-        max_seqlen=_longest(cu_seqlens, cu_seqlens_cpu),
+        max_seqlen=longest_sequence(cu_seqlens, cu_seqlens_cpu),
     )
 
 
@@ -98,7 +102,7 @@ def fused_recurrent_delta_rule(
         q,
         k,
         v,
-        _ones_for(v) if beta is None else _per_head(op, beta),
+        beta_of_one(v) if beta is None else check_per_head(op, beta),
         scale=scale,
         initial_state=initial_state,
         output_final_state=output_final_state,
@@ -150,8 +154,8 @@ def chunk_gated_delta_rule(
     (torch.Size([2, 16, 6, 32]), torch.Size([2, 6, 32, 32]))
     """
     op = "chunk_gated_delta_rule"
-    _refuse_context(op, cp_context)
-    extras = _read_extras(
+    refuse_context(op, cp_context)
+    extras = read_extras(
         op, kwargs, ("use_gate_in_kernel", "A_log", "dt_bias", "transpose_state_layout"), state_v_first
     )
     gate = extras.get("A_log"), extras.get("dt_bias")
@@ -160,16 +164,16 @@ def chunk_gated_delta_rule(
         q,
         k,
         v,
-        _decay(op, g, *gate) if extras.get("use_gate_in_kernel") else g,
+        decay_of_gate(op, g, *gate) if extras.get("use_gate_in_kernel") else g,
         beta,
-        beta_from_logits=_largest_beta(op, use_beta_sigmoid_in_kernel, allow_neg_eigval),
+        beta_from_logits=largest_beta(op, use_beta_sigmoid_in_kernel, allow_neg_eigval),
         state_v_first=bool(extras.get("transpose_state_layout", state_v_first)),
         scale=scale,
         initial_state=initial_state,
         output_final_state=output_final_state,
         use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
         cu_seqlens=cu_seqlens,
-        max_seqlen=_longest(cu_seqlens, cu_seqlens_cpu),
+        max_seqlen=longest_sequence(cu_seqlens, cu_seqlens_cpu),
     )
 
 
@@ -206,15 +210,15 @@ def fused_recurrent_gated_delta_rule(
             f"{op}: {name}, a decay of every {axis} channel, is not offered. Give g, one decay per head, or "
             "keep fla's function for this layer."
         )
-    extras = _read_extras(op, kwargs, ("transpose_state_layout",), state_v_first)
+    extras = read_extras(op, kwargs, ("transpose_state_layout",), state_v_first)
     return _gated(
         op,
         q,
         k,
         v,
-        _decay(op, g, A_log, dt_bias) if use_gate_in_kernel else g,
-        _ones_for(v) if beta is None else beta,
-        beta_from_logits=_largest_beta(op, use_beta_sigmoid_in_kernel, allow_neg_eigval),
+        decay_of_gate(op, g, A_log, dt_bias) if use_gate_in_kernel else g,
+        beta_of_one(v) if beta is None else beta,
+        beta_from_logits=largest_beta(op, use_beta_sigmoid_in_kernel, allow_neg_eigval),
         state_v_first=bool(extras.get("transpose_state_layout", state_v_first)),
         scale=scale,
         initial_state=initial_state,
@@ -246,12 +250,12 @@ def chunk_gated_delta_product(
     K); v (B, T n, H, V); beta (B, T n, H); g (B, T, H) or None; `cu_seqlens` counts tokens, not steps.
     """
     op = "chunk_gated_delta_product"
-    _refuse_context(op, cp_context)
+    refuse_context(op, cp_context)
     return delta_rule(
         q,
         k,
         v,
-        _per_head(op, beta),
+        check_per_head(op, beta),
         g=g,
         householders=num_householder,
         scale=scale,
@@ -259,7 +263,7 @@ def chunk_gated_delta_product(
         output_final_state=output_final_state,
         use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
         cu_seqlens=cu_seqlens,
-        max_seqlen=_longest(cu_seqlens, cu_seqlens_cpu),
+        max_seqlen=longest_sequence(cu_seqlens, cu_seqlens_cpu),
     )
 
 
@@ -280,105 +284,11 @@ def _gated(
     **options: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """The delta rule with grouped value heads and states in either layout."""
-    _per_head(op, beta)
-    q, k = _grouped(op, q, k, v)
+    check_per_head(op, beta)
+    q, k = grouped_heads(op, q, k, v)
     if state_v_first and initial_state is not None:
         initial_state = initial_state.transpose(-1, -2)
     o, state = delta_rule(q, k, v, beta, g=g, initial_state=initial_state, **options)
     if state_v_first and state is not None:
         state = state.transpose(-1, -2).contiguous()
     return o, state
-
-
-def _grouped(op: str, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """q and k with a head for each value head: value head i has key head i H // G."""
-    if not all(isinstance(x, Tensor) and x.ndim == 4 for x in (q, k, v)) or q.shape != k.shape:
-        return q, k  # for the op to refuse
-    heads, values = q.shape[2], v.shape[2]
-    if heads == values:
-        return q, k
-    if heads == 0 or values % heads:
-        raise UserError(
-            f"{op}: v has {values} heads and q and k have {heads}, expected a multiple of the heads of k."
-        )
-    if heads == 1:  # a view; other numbers of heads cannot be repeated without a copy
-        return q.expand(-1, -1, values, -1), k.expand(-1, -1, values, -1)
-    repeats = values // heads
-    return q.repeat_interleave(repeats, dim=2), k.repeat_interleave(repeats, dim=2)
-
-
-def _decay(op: str, g: Tensor | None, A_log: Tensor | None, dt_bias: Tensor | None) -> Tensor:
-    """-exp(A_log) softplus(g + dt_bias), in float32 or better."""
-    if g is None or A_log is None:
-        missing = "g, the input of the gate," if g is None else "A_log"
-        raise UserError(f"{op}: use_gate_in_kernel=True needs {missing} as well.")
-    dtype = torch.promote_types(g.dtype, torch.float32)
-    x = g.to(dtype)
-    if dt_bias is not None:
-        checks.check_shape(op, "dt_bias", dt_bias, (g.shape[-1],), "(value heads,)")
-        x = x + dt_bias.to(dtype)
-    checks.check_shape(op, "A_log", A_log, (g.shape[-1],), "(value heads,)")
-    return -A_log.to(dtype).exp() * F.softplus(x)
-
-
-def _largest_beta(op: str, from_logits: bool, allow_neg_eigval: bool) -> float | None:
-    """`beta_from_logits` of the op: 1 or 2, None where beta is given as it is."""
-    if allow_neg_eigval and not from_logits:
-        raise UserError(
-            f"{op}: allow_neg_eigval=True needs use_beta_sigmoid_in_kernel=True and logits as beta. With a "
-            "beta of your own, pass values up to 2, such as 2 * sigmoid(x)."
-        )
-    return (2.0 if allow_neg_eigval else 1.0) if from_logits else None
-
-
-def _read_extras(
-    op: str, extras: dict[str, Any], known: tuple[str, ...], state_v_first: bool = False
-) -> dict[str, Any]:
-    """The keywords that fla reads from **kwargs. It ignores others; here they are errors."""
-    for name in extras:
-        if name not in (*known, "chunk_size", "head_first"):
-            raise unknown_name(f"{op}: option", name, (*known, "chunk_size"))
-    if extras.get("head_first"):
-        raise UserError(
-            f"{op}: head_first=True was removed from fla. Inputs are (batch, time, heads, width): transpose "
-            "axes 1 and 2 of q, k, v, beta and g."
-        )
-    if "head_first" in extras:
-        warnings.warn("head_first=False is what there is: leave it out.", DeprecationWarning, stacklevel=3)
-    if extras.get("chunk_size", 64) not in CHUNK_SIZES:
-        raise UserError(f"{op}: chunk_size is {extras['chunk_size']!r}, expected 16, 32 or 64, or none.")
-    if "transpose_state_layout" in extras:
-        if state_v_first:
-            raise UserError(f"{op}: give state_v_first or its old name transpose_state_layout, not both.")
-        warnings.warn("transpose_state_layout is called state_v_first now.", DeprecationWarning, stacklevel=3)
-    return extras
-
-
-def _refuse_context(op: str, cp_context: Any) -> None:
-    if cp_context is not None:
-        raise UserError(
-            f"{op}: cp_context, one sequence over several devices, is not offered. Share the batch instead "
-            "(torchrun, docs/architecture.md), or pass the last state of one piece on as the initial_state "
-            "of the next."
-        )
-
-
-def _per_head(op: str, beta: Tensor) -> Tensor:
-    if isinstance(beta, Tensor) and beta.ndim == 4:
-        raise UserError(
-            f"{op}: beta has shape {tuple(beta.shape)}, expected (batch, time, heads). A beta of every value "
-            "channel is not offered; the eigenvalues of a step come from one beta per head."
-        )
-    return beta
-
-
-def _ones_for(v: Tensor) -> Tensor:
-    """A beta of 1 for every value head and step."""
-    return torch.ones_like(v[..., 0])
-
-
-def _longest(cu_seqlens: Tensor | None, cu_seqlens_cpu: Tensor | None) -> int | None:
-    """The longest packed sequence, where the offsets are known on the host."""
-    if cu_seqlens is None or cu_seqlens_cpu is None or cu_seqlens_cpu.numel() < 2:
-        return None
-    return max(int(cu_seqlens_cpu.diff().max()), 1)
