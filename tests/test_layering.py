@@ -13,15 +13,16 @@ ROOT = Path(__file__).parent.parent / "src/statetrack"
 # A package or module may import those on the lines above its own.
 LEVELS = (
     ("errors",),
-    ("plugins", "provenance"),
+    ("peer_options", "plugins", "provenance"),
     ("config", "files", "exit_codes"),
     ("ops",),
-    ("automata", "layers"),
+    ("automata", "compat", "layers"),
     ("tasks",),
     ("spec",),
     ("spectrum", "horizon", "snapping"),
     ("training",),
     ("run",),
+    ("trained",),
     ("sweep", "lm"),
     ("integrations", "experiments"),
     ("report", "bench"),

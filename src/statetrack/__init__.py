@@ -1,17 +1,46 @@
 """Linear recurrent networks that can track state.
 
+    trained = train("parity-dense", "deltanet", steps=500)              train a model; its accuracy by length
+    spec, model = load_run(trained.folder)                              the model of a finished run
     model = build("deltanet", vocab_size=121, eigenvalues="[-1,1]")     a model by the name of its mixer
+    layer = DeltaNet(DeltaNetConfig(heads=4), d_model=128)              a layer for a model of your own
     batch = task("s5-swaps").sample(4, (32, 32), generator)             sequences with labels
     o, state = delta_rule(q, k, v, beta, output_final_state=True)       a recurrence
 
-Names are imported on first access; they need torch and numpy only.
+Names are imported on first access; they need torch and numpy only. In submodules: `statetrack.compat.fla` and
+`statetrack.compat.mamba_ssm` (functions of other libraries on these ops), `statetrack.lm` (language models),
+`statetrack.automata` (languages and what can track them), `statetrack.run.run` (one spec, one folder).
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from statetrack.layers import build, model_config, register_mixer
+    from statetrack.automata import DFA, analyse, compile_dfa, explain, factor
+    from statetrack.errors import UserError
+    from statetrack.layers import (
+        MLSTM,
+        SLSTM,
+        Attention,
+        AttentionConfig,
+        DeltaNet,
+        DeltaNetConfig,
+        Mamba,
+        MambaConfig,
+        Mixer,
+        MixerConfig,
+        MLSTMConfig,
+        Model,
+        ModelConfig,
+        SLSTMConfig,
+        build,
+        count_parameters,
+        extended_range,
+        model_config,
+        register_mixer,
+    )
+    from statetrack.lm.generate import generate
+    from statetrack.lm.models import open_model
     from statetrack.ops.checks import checked
     from statetrack.ops.delta_rule import delta_rule
     from statetrack.ops.gated_linear_attention import gated_linear_attention
@@ -19,39 +48,90 @@ if TYPE_CHECKING:
     from statetrack.ops.selective_scan import selective_scan
     from statetrack.ops.short_convolution import short_convolution
     from statetrack.ops.slstm import slstm
-    from statetrack.spec import RunSpec
-    from statetrack.tasks import register_task, task
+    from statetrack.run import load_run
+    from statetrack.spec import EvaluationConfig, RunSpec, TrainingConfig
+    from statetrack.tasks import TASKS, Batch, Task, register_task, task
+    from statetrack.trained import TrainedModel, train
+    from statetrack.training import Options, evaluate
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "DFA",
+    "MLSTM",
+    "SLSTM",
+    "TASKS",
+    "Attention",
+    "AttentionConfig",
+    "Batch",
+    "DeltaNet",
+    "DeltaNetConfig",
+    "EvaluationConfig",
+    "MLSTMConfig",
+    "Mamba",
+    "MambaConfig",
+    "Mixer",
+    "MixerConfig",
+    "Model",
+    "ModelConfig",
+    "Options",
     "RunSpec",
+    "SLSTMConfig",
+    "Task",
+    "TrainedModel",
+    "TrainingConfig",
+    "UserError",
+    "analyse",
     "build",
     "checked",
+    "compile_dfa",
+    "count_parameters",
     "delta_rule",
+    "evaluate",
+    "explain",
+    "extended_range",
+    "factor",
     "gated_linear_attention",
+    "generate",
+    "load_run",
     "mlstm",
     "model_config",
+    "open_model",
     "register_mixer",
     "register_task",
     "selective_scan",
     "short_convolution",
     "slstm",
     "task",
+    "train",
 ]
 
-_HOMES = {"build": "layers", "model_config": "layers", "register_mixer": "layers"}
-_HOMES |= {"RunSpec": "spec", "register_task": "tasks", "task": "tasks"}
-_HOMES |= {"checked": "ops.checks"}
-_HOMES |= {op: f"ops.{op}" for op in ("delta_rule", "gated_linear_attention", "mlstm", "selective_scan")}
-_HOMES |= {op: f"ops.{op}" for op in ("short_convolution", "slstm")}
+_MODULES = {
+    "automata": "DFA analyse compile_dfa explain factor",
+    "errors": "UserError",
+    "layers": "MLSTM SLSTM Attention AttentionConfig DeltaNet DeltaNetConfig MLSTMConfig Mamba MambaConfig "
+    "Mixer MixerConfig Model ModelConfig SLSTMConfig build count_parameters extended_range model_config "
+    "register_mixer",
+    "lm.generate": "generate",
+    "lm.models": "open_model",
+    "ops.checks": "checked",
+    **{f"ops.{op}": op for op in ("delta_rule", "gated_linear_attention", "mlstm", "selective_scan")},
+    **{f"ops.{op}": op for op in ("short_convolution", "slstm")},
+    "run": "load_run",
+    "spec": "EvaluationConfig RunSpec TrainingConfig",
+    "tasks": "TASKS Batch Task register_task task",
+    "trained": "TrainedModel train",
+    "training": "Options evaluate",
+}
+_HOMES = {name: module for module, names in _MODULES.items() for name in names.split()}
+_SUBMODULES = {module.partition(".")[0] for module in _MODULES} | {"compat"}
 
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
         value = globals()[name] = getattr(import_module(f"statetrack.{_HOMES[name]}"), name)
         return value
-    if name in {home.partition(".")[0] for home in _HOMES.values()}:
+    if name in _SUBMODULES:
         return import_module(f"statetrack.{name}")
     raise AttributeError(f"module 'statetrack' has no attribute {name!r}")
 

@@ -11,6 +11,7 @@ from hashlib import sha256
 from typing import Any, Literal, Union
 
 from statetrack.errors import UserError, unknown_name
+from statetrack.peer_options import explain_unknown_options, unknown_option
 from statetrack.plugins import find
 
 _KINDS: dict[str, type] = {}  # the classes that a spec may name
@@ -74,13 +75,17 @@ def run_id(config: Any) -> str:
 
 
 def register_kind(cls: type) -> None:
-    """Let specs name this class. A class defined again, as by a notebook cell, takes its own place."""
+    """Let specs name this class. A class defined again, as by a notebook cell, takes its own place.
+
+    Its constructor then answers an unknown option with what the option is called here.
+    """
     known = _KINDS.get(cls.__name__, cls)
     if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
         raise UserError(
             f"{known.__module__} and {cls.__module__} both have a class {cls.__name__!r}, and a spec names "
             "classes by that name alone. Rename the one outside statetrack."
         )
+    explain_unknown_options(cls)
     _KINDS[cls.__name__] = cls
 
 
@@ -127,7 +132,7 @@ def from_dict(data: Any, where: str = "spec") -> Any:
         if name == "kind":
             continue
         if name not in known:
-            raise unknown_name(f"{where}: {cls.__name__} field", name, known)
+            raise unknown_option(f"{where}: {cls.__name__}", name, known)
         values[name] = _read(value, known[name], f"{where}.{name}")
     missing = [
         f.name

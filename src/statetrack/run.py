@@ -135,12 +135,15 @@ def _finish(folder: Path, done: dict[str, Any]) -> dict[str, Any]:
 
 
 def load_run(folder: str | Path) -> tuple[RunSpec, Model]:
-    """The spec and the trained model of the finished run in `folder`.
+    """The spec and the trained model of the finished run in `folder`: the way from a run to its model.
 
-        spec, model = load_run("results/3f9c0d5a7b21")
-        logits, state = model(inputs)
+        spec, model = load_run("results/3f9c0d5a7b21")          the folder that `statetrack train` names
+        logits, state = model(inputs)                           inputs (B, T), logits (B, T, classes)
+        logits, state = model(inputs[:, :1], state)             one more token
+        batch = spec.task.sample(8, (64, 64), torch.Generator().manual_seed(0))
 
-    The model is on the CPU. An unfinished run is a `UserError`.
+    The model is on the CPU. An unfinished run is a `UserError`; `statetrack.open_model` opens the newest
+    checkpoint of a language model.
     """
     from statetrack.files import DamagedFile, load_tensors
 

@@ -1,9 +1,11 @@
 """Flags from dataclasses, with tyro."""
 
-from collections.abc import Sequence
-from typing import TypeVar
+from collections.abc import Iterator, Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any, TypeVar
 
 from statetrack.errors import UserError, require
+from statetrack.peer_options import PEER_OPTIONS, unknown_option
 from statetrack.plugins import use_plugins
 
 T = TypeVar("T")
@@ -14,13 +16,36 @@ def parse(
 ) -> T:
     """Read every field of the dataclass `cls` as a flag; nested dataclasses add theirs without a prefix.
 
-    With `positional`, fields without a default are positional arguments.
+    With `positional`, fields without a default are positional arguments. Options of other libraries are
+    answered with ours.
     """
+    refuse_peer_flags(cls, arguments, prog)
     tyro = require("tyro", extra="cli", for_="the command line")
     config = (tyro.conf.OmitArgPrefixes, tyro.conf.AvoidSubcommands)
     config += (tyro.conf.PositionalRequiredArgs,) if positional else ()
     options = {} if default is None else {"default": default}
     return tyro.cli(cls, args=list(arguments), prog=prog, config=config, **options)
+
+
+def refuse_peer_flags(cls: type, arguments: Sequence[str], prog: str) -> None:
+    """Answer a flag that another library has, and `cls` has not, with what it is called here."""
+    known = {*_field_names(cls)}
+    for argument in arguments:
+        if not argument.startswith("--"):
+            continue
+        name = argument[2:].partition("=")[0].replace("-", "_")
+        name = name if name in PEER_OPTIONS else name.removeprefix("no_")
+        if name in PEER_OPTIONS and name not in known:
+            raise unknown_option(prog, name, known)
+
+
+def _field_names(cls: Any) -> Iterator[str]:
+    """The fields of a dataclass and of the dataclasses in it."""
+    for field in fields(cls):
+        if is_dataclass(field.type):
+            yield from _field_names(field.type)
+        else:
+            yield field.name
 
 
 def take_first(arguments: Sequence[str]) -> tuple[str | None, list[str]]:

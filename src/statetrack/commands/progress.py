@@ -4,6 +4,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any, TextIO
 
 from statetrack.errors import require
@@ -34,6 +35,45 @@ def progress_bars(runs: list[tuple[str, int]], to: TextIO | None = None) -> Iter
             return lambda step, row: display.update(bars[i], completed=step, loss=f"{row['loss']:.3f}")
 
         yield bar
+
+
+@contextmanager
+def steps_bar(steps: int, to: TextIO | None = None) -> Iterator[Report]:
+    """Yields a progress callback that moves a bar with loss, steps per second and time left.
+
+    Lines printed meanwhile stand above the bar. Only in a terminal; elsewhere nothing is shown.
+    """
+    stream = sys.stdout if to is None else to
+    if not stream.isatty():
+        yield lambda step, row: None
+        return
+    rich = require("rich.progress", extra="cli", for_="live progress")
+    columns = (
+        rich.BarColumn(),
+        rich.MofNCompleteColumn(),
+        rich.TextColumn("loss {task.fields[loss]}"),
+        rich.TextColumn("{task.fields[speed]}"),
+    )
+    start: tuple[int, float] | None = None  # of this process: an interrupted run does not start at 0
+    with rich.Progress(*columns, console=rich.Console(file=stream)) as display:
+        bar = display.add_task("", total=steps, loss="-", speed="")
+
+        def report(step: int, row: dict[str, Any]) -> None:
+            nonlocal start
+            now = step, time.monotonic()
+            start = now if start is None else start
+            speed = _speed(start, now, steps)
+            display.update(bar, completed=step, loss=f"{row['loss']:.3f}", speed=speed)
+
+        yield report
+
+
+def _speed(start: tuple[int, float], now: tuple[int, float], steps: int) -> str:
+    """Steps per second between two times, and the time left at that rate."""
+    rate = (now[0] - start[0]) / max(now[1] - start[1], 1e-9)
+    if rate <= 0:
+        return ""
+    return f"{rate:.3g} steps/s, {timedelta(seconds=round((steps - now[0]) / rate))} left"
 
 
 def _lines(label: str, steps: int, to: TextIO) -> Report:

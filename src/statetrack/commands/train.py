@@ -1,20 +1,20 @@
-"""statetrack train: one model on one task; every field of the spec is a flag."""
+"""statetrack train: one model on one task; every field of the spec is a flag.
+
+The heavy imports are in functions, so that `statetrack train --help` answers at once.
+"""
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
-from statetrack.commands.flags import take, take_plugins
-from statetrack.commands.spec_flags import given_model, model_parts, parse_parts
-from statetrack.layers import model_config
-from statetrack.layers.presets import preset_names
-from statetrack.ops.checks import checked
-from statetrack.plugins import load_plugins
-from statetrack.run import print_row, run
-from statetrack.spec import EvaluationConfig, RunSpec, TrainingConfig
-from statetrack.tasks import TASKS, task
-from statetrack.training import Options
+from statetrack.commands.train_help import overview
+from statetrack.plugins import VARIABLE
+
+if TYPE_CHECKING:
+    from statetrack.spec import RunSpec
 
 
 @dataclass(frozen=True)
@@ -26,23 +26,81 @@ class TrainOptions:
     checkpoint_seconds: float = 20.0  # maximum time between checkpoints
     cuda_graphs: bool = True  # on a GPU, launch each step as one CUDA graph
     check_values: bool = False  # check beta, keys and NaN in every step (slower)
+    log: Literal["tensorboard", "wandb"] | None = None  # where rows go besides metrics.jsonl
     print_spec: bool = False  # print the spec as JSON and stop
 
 
 def main(arguments: Sequence[str]) -> None:
+    if [*arguments] in (["-h"], ["--help"]) and not os.environ.get(VARIABLE):
+        print(overview())
+        return
     options, spec = read_arguments(arguments)
     if options.print_spec:
         print(json.dumps(spec.to_dict(), indent=2))
         return
-    how = Options(options.device, options.checkpoint_seconds, options.cuda_graphs, progress=print_row)
-    with checked(options.check_values):
-        done = run(spec, options.out, how)
-    folder = options.out or Path("results") / spec.id
+    _train(spec, options)
+
+
+def _train(spec: "RunSpec", options: TrainOptions) -> None:
+    from statetrack.commands.progress import steps_bar
+    from statetrack.integrations.loggers import logging_to
+    from statetrack.ops.checks import checked
+    from statetrack.run import RESULTS, print_row, run
+    from statetrack.training import Options
+    from statetrack.training.loop import check_options, resolve_device
+
+    folder = options.out or RESULTS / spec.id
+    how = Options(options.device, options.checkpoint_seconds, options.cuda_graphs)
+    check_options(spec, how)  # wrong ones before the header
+    if not (folder / "done.json").exists():
+        print(header(spec, resolve_device(options.device).type, folder), flush=True)
+    with (
+        logging_to(options.log, folder, spec) as log,
+        steps_bar(spec.training.steps) as bar,
+        checked(options.check_values),
+    ):
+
+        def progress(step: int, row: dict[str, Any]) -> None:
+            bar(step, row)
+            print_row(step, row)
+            log(step, row)
+
+        how.progress = progress
+        done = run(spec, folder, how)
     print(f"{folder}: {done['seconds']:.0f} s on {done['machine']['device']}")
 
 
-def read_arguments(arguments: Sequence[str]) -> tuple[TrainOptions, RunSpec]:
+def header(spec: "RunSpec", device: str, folder: Path) -> str:
+    """What is about to be trained, in one line: model, range, parameters, task, device and folder."""
+    import torch
+
+    from statetrack.layers import Model
+
+    task, config = spec.task, spec.model
+    with torch.device("meta"):
+        model = Model(config, task.vocab_size, task.n_classes)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    mixers = config.mixers or (config.mixer,)
+    kinds = dict.fromkeys(type(mixer).__name__.removesuffix("Config") for mixer in mixers)
+    ranges = dict.fromkeys(x for mixer in mixers if (x := getattr(mixer, "eigenvalues", None)))
+    of_range = f" {' and '.join(ranges)}" if ranges else ""
+    layers = f"{config.layers} layer{'s' if config.layers > 1 else ''}"
+    return (
+        f"{' and '.join(kinds)}{of_range}, {layers}, {parameters:,} parameters; {type(task).__name__} with "
+        f"{task.vocab_size} tokens and {task.n_classes} classes; {device}; {folder}"
+    )
+
+
+def read_arguments(arguments: Sequence[str]) -> "tuple[TrainOptions, RunSpec]":
     """The options and the spec. What names the task and the model is read before the other flags."""
+    from statetrack.commands.flags import take, take_plugins
+    from statetrack.commands.spec_flags import given_model, model_parts, parse_parts
+    from statetrack.layers import model_config
+    from statetrack.layers.presets import preset_names
+    from statetrack.plugins import load_plugins
+    from statetrack.spec import EvaluationConfig, RunSpec, TrainingConfig
+    from statetrack.tasks import TASKS, task
+
     rest = take_plugins(arguments)
     if {"-h", "--help"} & {*rest}:
         load_plugins()  # to list their names
@@ -58,7 +116,8 @@ def read_arguments(arguments: Sequence[str]) -> tuple[TrainOptions, RunSpec]:
         f"Train on --task {task_name} ({', '.join(TASKS)}, or regex:PATTERN, dfa:FILE.json, group:NAME, "
         f"jsonl:FILE, corpus:DIR) with --mixer {mixer_name} ({preset_names()}). --attention-every N makes "
         "every N-th layer attention. "
-        "--plugin FILE.py, or a module, adds tasks and mixers of your own."
+        "--plugin FILE.py, or a module, adds tasks and mixers of your own. `statetrack train --help` alone "
+        "says what the tasks and mixers are."
     )
     given = parse_parts(parts, rest, "statetrack train", description)
     model = given_model(mixer_name, model, given, every)

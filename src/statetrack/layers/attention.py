@@ -39,7 +39,13 @@ class AttentionState(NamedTuple):
 class Attention(Mixer):
     """y_t = W_o sum_{s <= t} softmax_s(q_t . k_s / sqrt(K)) v_s, with q and k rotated by their position.
 
-    Packed sequences are padded to the longest for the softmax, and only there.
+    Packed sequences are padded to the longest for the softmax, and only there. Shapes: x, y (B, T, d_model);
+    the state, keys and values of all steps so far, (B, H, T, K) with K = d_model / H.
+
+    >>> layer = Attention(AttentionConfig(heads=4), d_model=64)
+    >>> y, state = layer(torch.randn(2, 16, 64))                     # B, T, d_model
+    >>> y.shape, state.k.shape
+    (torch.Size([2, 16, 64]), torch.Size([2, 4, 16, 16]))
     """
 
     packs = True

@@ -28,7 +28,15 @@ ACTIVATIONS = {"silu": F.silu, "relu": F.relu, "identity": lambda x: x}
 
 @dataclass(frozen=True)
 class DeltaNetConfig:
-    """DeltaNet (Table 1, tab:LRNNs); `eigenvalues` picks the column of Table 2 (tab:eigenvalue_range)."""
+    """What a DeltaNet layer is built from (Table 1, tab:LRNNs).
+
+        DeltaNetConfig(heads=4, eigenvalues="[-1,1]")                   DeltaNet
+        DeltaNetConfig(gated=True, output_gate=True)                    Gated DeltaNet
+        DeltaNetConfig(householders=2)                                  DeltaProduct_2
+
+    `eigenvalues` picks the column of Table 2 (tab:eigenvalue_range): beta in (0, 1) for "[0,1]", in (0, 2)
+    for "[-1,1]". In fla these are num_heads, allow_neg_eigval, use_gate, num_householder: docs/porting.md.
+    """
 
     heads: int = 4
     eigenvalues: Literal["[0,1]", "[-1,1]"] = "[-1,1]"
@@ -51,7 +59,21 @@ class DeltaNetState(NamedTuple):
 
 
 class DeltaNet(Mixer):
-    """S_t = (I - beta_t k_t k_t^T) S_{t-1} + beta_t k_t v_t^T,  o_t = S_t^T q_t / sqrt(K), ||k_t|| = 1."""
+    """S_t = (I - beta_t k_t k_t^T) S_{t-1} + beta_t k_t v_t^T,  o_t = S_t^T q_t / sqrt(K), ||k_t|| = 1.
+
+        q, k, v = silu(conv(W x))  by head        beta_t = sigmoid(w x_t), or 2 sigmoid(w x_t) for "[-1,1]"
+        y_t = W_out norm(o_t)                     Gated DeltaNet: S_{t-1} is multiplied by exp(g_t) in (0, 1)
+
+    Shapes: x, y (B, T, d_model); the state S (B, H, K, V) in float32, K = head_dim, V = value_dim. The
+    transition has eigenvalue 1 - beta_t once and 1 otherwise: in [0, 1], or in [-1, 1]. Returns y and the
+    state to go on from: feed a sequence in any pieces, each with the state of the piece before.
+
+    >>> layer = DeltaNet(DeltaNetConfig(heads=4, eigenvalues="[-1,1]"), d_model=64)
+    >>> y, state = layer(torch.randn(2, 16, 64))                     # B, T, d_model
+    >>> next_y, state = layer(torch.randn(2, 1, 64), state)          # one more step
+    >>> y.shape, state.S.shape
+    (torch.Size([2, 16, 64]), torch.Size([2, 4, 16, 16]))
+    """
 
     packs = True
 

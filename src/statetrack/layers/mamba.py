@@ -21,7 +21,13 @@ from statetrack.ops.short_convolution import convolved_split
 
 @dataclass(frozen=True)
 class MambaConfig:
-    """Mamba (Table 1, tab:LRNNs); `eigenvalues` picks the column of Table 2 (tab:eigenvalue_range)."""
+    """What a Mamba layer is built from (Table 1, tab:LRNNs).
+
+        MambaConfig(eigenvalues="[-1,1]", d_state=16, expand=2)
+
+    `eigenvalues` picks the column of Table 2 (tab:eigenvalue_range): a for "[0,1]", 2 a - 1 for "[-1,1]".
+    mamba-ssm calls `convolution` d_conv: docs/porting.md.
+    """
 
     eigenvalues: Literal["[0,1]", "[-1,1]"] = "[-1,1]"
     d_state: int = 16
@@ -41,7 +47,19 @@ class MambaState(NamedTuple):
 class Mamba(Mixer):
     """h_t = a_t h_{t-1} + Delta_t B_t u_t,  y_t = C_t h_t + D u_t, a = exp(Delta A) or 2 exp(Delta A) - 1.
 
-    Parameters have the names they have in mamba-ssm and transformers, so weights can be copied.
+        u, z = W_in x, u = silu(conv(u))        Delta', B, C = W_x u        Delta = softplus(W_dt Delta' + b)
+        out_t = W_out (y_t silu(z_t))           A = -exp(A_log)
+
+    Shapes: x, out (B, T, d_model); the state h (B, D, N) in float32, D = expand * d_model, N = d_state. The
+    transition is diagonal with the a as eigenvalues, in (0, 1) for "[0,1]" and in (-1, 1) for "[-1,1]".
+    Returns out and the state to go on from. Parameters have the names they have in mamba-ssm and
+    transformers, so weights can be copied.
+
+    >>> layer = Mamba(MambaConfig(eigenvalues="[-1,1]"), d_model=64)
+    >>> y, state = layer(torch.randn(2, 16, 64))                     # B, T, d_model
+    >>> next_y, state = layer(torch.randn(2, 1, 64), state)          # one more step
+    >>> y.shape, state.h.shape
+    (torch.Size([2, 16, 64]), torch.Size([2, 128, 16]))
     """
 
     packs = True

@@ -46,7 +46,15 @@ class MLSTM(Mixer):
         u, z = W_up x        c = silu(conv(u))        q, k = W_q c, W_k c        v = W_v u
         y = W_down ((norm(h) + skip c) silu(z))
 
-    i and f are linear in (q, k, v). Forward and initialisation are those of the xlstm package.
+    i and f are linear in (q, k, v). Forward and initialisation are those of the xlstm package. Shapes: x, y
+    (B, T, d_model); the state C (B, H, K, K), n (B, H, K), m (B, H) in float32, K = proj_factor d_model / H.
+    The transition is f_t times the identity, f_t in (0, 1): no negative eigenvalues. Returns y and the state
+    to go on from.
+
+    >>> layer = MLSTM(MLSTMConfig(heads=4), d_model=64)
+    >>> y, state = layer(torch.randn(2, 16, 64))                     # B, T, d_model
+    >>> y.shape, state.cell.C.shape
+    (torch.Size([2, 16, 64]), torch.Size([2, 4, 32, 32]))
     """
 
     def __init__(self, config: MLSTMConfig, d_model: int, layers: int = 1):

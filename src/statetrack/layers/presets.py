@@ -5,7 +5,7 @@ from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 from statetrack.config import register, register_kind
-from statetrack.errors import UserError, unknown_name
+from statetrack.errors import UserError
 from statetrack.layers.attention import AttentionConfig
 from statetrack.layers.baselines import DenseTransitionConfig, DiagonalToyConfig
 from statetrack.layers.deltanet import DeltaNetConfig
@@ -18,6 +18,7 @@ from statetrack.layers.mlstm import MLSTMConfig
 from statetrack.layers.model import Model, ModelConfig
 from statetrack.layers.sizes import ALIASES, MIXERS, SIZES, attention_for, sized_presets
 from statetrack.layers.slstm import SLSTMConfig
+from statetrack.peer_options import unknown_option
 from statetrack.plugins import find
 
 PRESETS: dict[str, ModelConfig] = {
@@ -89,7 +90,7 @@ def with_mixer_options(name: str, config: ModelConfig, options: dict[str, Any]) 
     known = {key for mixer in mixers for key in _names(mixer)}
     for key in options:
         if key not in known:
-            raise unknown_name(f"{name}: option", key, [*_names(config), *known])
+            raise unknown_option(name, key, [*_names(config), *known])
     changed = tuple(
         replace(mixer, **{key: value for key, value in options.items() if key in _names(mixer)})  # type: ignore[type-var]
         for mixer in mixers
@@ -102,7 +103,15 @@ def _names(config: Any) -> list[str]:
 
 
 def build(name: str, vocab_size: int, n_classes: int | None = None, **changes: Any) -> Model:
-    """A fresh model by preset name: build("deltanet", vocab_size=120, eigenvalues="[-1,1]")."""
+    """A fresh model by preset name, with options of the backbone and of the mixer; see `model_config`.
+
+    `vocab_size` tokens go in and `n_classes` logits per position come out, as many when None.
+
+    >>> model = build("deltanet", vocab_size=121, eigenvalues="[-1,1]", layers=2, heads=2)
+    >>> logits, state = model(torch.zeros(4, 32, dtype=torch.int64))     # tokens (B, T)
+    >>> logits.shape
+    torch.Size([4, 32, 121])
+    """
     return Model(model_config(name, **changes), vocab_size, vocab_size if n_classes is None else n_classes)
 
 

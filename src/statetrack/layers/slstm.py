@@ -44,7 +44,14 @@ class SLSTM(Mixer):
         i, f from silu(conv(x)); z, o from x; each plus b + R h_{t-1}; i = exp, f = sigmoid
 
     All matrices are block-diagonal, one block per head. Forward and initialisation are those of the xlstm
-    package. The state is float32 in every precision.
+    package. Shapes: x, y (B, T, d_model); the state h, c, n, m, each (B, H, D) with D = d_model / H, in
+    float32 in every precision. Not linear: h_{t-1} enters the gates, so it can track any finite automaton,
+    one step after the other. Returns y and the state to go on from.
+
+    >>> layer = SLSTM(SLSTMConfig(heads=4), d_model=64)
+    >>> y, state = layer(torch.randn(2, 16, 64))                     # B, T, d_model
+    >>> y.shape, state.cell.h.shape
+    (torch.Size([2, 16, 64]), torch.Size([2, 4, 16]))
     """
 
     def __init__(self, config: SLSTMConfig, d_model: int):

@@ -5,7 +5,13 @@
 
 `TASKS` holds the named ones; "regex:(ab|ba)*", "dfa:FILE.json" and "group:S5" are tasks of automata, and
 "jsonl:FILE" is a task of stored sequences, "corpus:DIR" one of text.
+
+"s5" and "group:S5" are two tasks. "s5" is the word problem: which of the 120 permutations is the product so
+far (121 tokens and classes, with the start token)? "group:S5" is the automaton of the group's two generators
+on five points: at which of them is point 0 now (3 tokens, 5 classes)?
 """
+
+import re
 
 from statetrack.config import register, register_kind
 from statetrack.errors import UserError, unknown_name
@@ -46,10 +52,11 @@ def task(name: str, alphabet: str | None = None) -> Task:
 
         task("parity"), task("s5-swaps")          a name in `TASKS`
         task("regex:(ab|ba)*", alphabet="ab")     the states of the automaton of a regex
-        task("dfa:FILE.json"), task("group:S5")   of an automaton in a file, or of a named group
+        task("dfa:FILE.json"), task("group:S5")   of an automaton in a file, or of a group that moves points
         task("jsonl:FILE")                        sequences with labels, stored in a file
         task("corpus:DIR")                        text, as `statetrack lm tokenize --out DIR` stores it
 
+    "s5" asks for the product of permutations (121 classes), "group:S5" for the place of a point (5 classes).
     An unknown name is a `UserError` that suggests the nearest one.
     """
     if name.startswith(PREFIXES):
@@ -57,10 +64,25 @@ def task(name: str, alphabet: str | None = None) -> Task:
     read = next((read for prefix, read in _FROM_FILES.items() if name.startswith(prefix)), None)
     if ":" in name and read is None:
         raise unknown_name("task", name.partition(":")[0] + ":", (*PREFIXES, *_FROM_FILES))
-    found: Task | None = find("task", name, TASKS) if read is None else None
+    found: Task | None = _named(name) if read is None else None
     if alphabet is not None:
         raise UserError(f"task {name!r} takes no alphabet; that belongs to tasks such as 'regex:(ab|ba)*'.")
     return read(name) if found is None else found  # type: ignore[misc]
+
+
+def _named(name: str) -> Task:
+    try:
+        return find("task", name, TASKS)
+    except UserError as error:
+        if not re.fullmatch(r"[SAZDsazd]_?[0-9]+", str(name)):
+            raise
+        group_ = str(name).replace("_", "").upper()
+        raise UserError(
+            f"task {name!r} is not known, and could be two things. The product of all elements of the group "
+            f"so far: 'word-problem' with group {group_!r} (--task word-problem --group {group_}; 's5' and "
+            "'z60' are short for those of S5 and Z60). Or the place of one point, as generators of the group "
+            f"move it: 'group:{group_}'."
+        ) from error
 
 
 def register_task(name: str, task: Task) -> None:

@@ -141,7 +141,11 @@ def open_states(dfa: DFA) -> set[int]:
 
 
 def automaton_task(name: str, alphabet: str | None = None) -> Automaton:
-    """The task of "regex:(ab|ba)*" over an alphabet, of "dfa:FILE.json", or of "group:S5"."""
+    """The task of "regex:(ab|ba)*" over an alphabet, of "dfa:FILE.json", or of "group:S5".
+
+    "group:S5" has the five points as states and two generators as letters; the word problem, whose classes
+    are the 120 permutations, is the task "s5".
+    """
     kind, _, value = name.partition(":")
     if kind == "regex" and alphabet is None:
         raise UserError(f"task {name!r} needs its alphabet: --alphabet ab, or task(name, alphabet).")

@@ -1,0 +1,129 @@
+"""What options of other libraries are called here: errors about unknown options say it."""
+
+import functools
+import inspect
+from collections.abc import Iterable
+from typing import Any
+
+from statetrack.errors import UserError, unknown_name
+
+RANGE = 'eigenvalues="[-1,1]" for True, eigenvalues="[0,1]" for False'
+CHOSEN = "nothing to set: kernels are chosen by the device (STATETRACK_BACKEND names another)"
+
+# name: (the library it comes from, what to write here)
+PEER_OPTIONS: dict[str, tuple[str, str]] = {
+    "allow_neg_eigval": ("fla", RANGE),
+    "linear_allow_neg_eigval": ("transformers", RANGE),
+    "num_heads": ("fla", "heads"),
+    "num_attention_heads": ("transformers", "heads"),
+    "n_heads": ("other libraries", "heads"),
+    "num_v_heads": (
+        "fla",
+        "heads: layers have one value head per key head; the op with more value heads is "
+        "statetrack.compat.fla.chunk_gated_delta_rule",
+    ),
+    "linear_key_head_dim": ("transformers", "head_dim"),
+    "linear_value_head_dim": ("transformers", "value_dim"),
+    "expand_k": ("fla", "head_dim, the width of one key: expand_k * d_model / heads"),
+    "expand_v": (
+        "fla",
+        "value_dim, the width of one value: in fla's DeltaNet expand_v * d_model / heads, in "
+        "its GatedDeltaNet expand_v * head_dim",
+    ),
+    "use_short_conv": ("fla", "convolution, its width: convolution=0 for none"),
+    "conv_size": ("fla", "convolution"),
+    "d_conv": ("mamba-ssm", "convolution"),
+    "conv_kernel": ("transformers", "convolution"),
+    "linear_conv_kernel_dim": ("transformers", "convolution"),
+    "conv_bias": (
+        "fla and mamba-ssm",
+        "nothing to set: Mamba's convolution has a bias, DeltaNet's have none, "
+        "which are the defaults of both libraries",
+    ),
+    "use_gate": ("fla", "output_gate"),
+    "use_forget_gate": ("fla", "gated"),
+    "num_householder": ("fla", "householders"),
+    "use_beta": (
+        "fla",
+        "nothing to set: layers always compute beta; without it, call "
+        "statetrack.compat.fla.fused_recurrent_delta_rule",
+    ),
+    "qk_norm": ("fla", "nothing to set: q and k are divided by their L2 norms"),
+    "d_state": ("mamba-ssm", "d_state with a Mamba mixer; the state of a DeltaNet is head_dim by value_dim"),
+    "state_size": ("transformers", "d_state, with a Mamba mixer"),
+    "expand": ("mamba-ssm", "expand with a Mamba mixer; in a DeltaNet head_dim and value_dim set the widths"),
+    "dt_rank": ("mamba-ssm", "dt_rank, with a Mamba mixer"),
+    "time_step_rank": ("transformers", "dt_rank, with a Mamba mixer"),
+    "dt_min": ("mamba-ssm", "nothing to set: initial step sizes are log-uniform from 0.001 to 0.1"),
+    "dt_max": ("mamba-ssm", "nothing to set: initial step sizes are log-uniform from 0.001 to 0.1"),
+    "dt_init": ("mamba-ssm", "nothing to set: dt_init is 'random', mamba-ssm's default"),
+    "bias": ("mamba-ssm", "nothing to set: the projections have no bias, mamba-ssm's default"),
+    "hidden_size": ("fla and transformers", "d_model"),
+    "num_hidden_layers": ("fla and transformers", "layers"),
+    "num_layers": ("other libraries", "layers"),
+    "n_layer": ("mamba-ssm", "layers"),
+    "hidden_ratio": ("fla", "mlp_ratio"),
+    "intermediate_size": ("fla and transformers", "mlp_ratio, the width of the MLP divided by d_model"),
+    "d_intermediate": ("mamba-ssm", "mlp_ratio, the width of the MLP divided by d_model"),
+    "norm_eps": ("fla", "norm_eps of the model, head_norm_eps of a DeltaNet mixer"),
+    "rms_norm": ("mamba-ssm", 'norm="rms" for True, norm="layer" for False'),
+    "rms_norm_eps": ("transformers", "norm_eps"),
+    "layer_norm_epsilon": ("transformers", "norm_eps"),
+    "residual_in_fp32": ("mamba-ssm", "half_stream=False for True (the default), half_stream=True for False"),
+    "tie_word_embeddings": ("fla and transformers", "tied"),
+    "tie_embeddings": ("mamba-ssm", "tied"),
+    "attn": ("fla", "attention_every, or mixers for a pattern of your own"),
+    "attn_layer_idx": ("mamba-ssm", "attention_every, or mixers for a pattern of your own"),
+    "layer_types": ("transformers", "attention_every, or mixers for a pattern of your own"),
+    "vocab_size": ("other libraries", "the argument vocab_size of build() and of Model()"),
+    "max_position_embeddings": ("fla and transformers", "nothing to set: there is no largest length"),
+    "layer_idx": ("fla and mamba-ssm", "nothing to set: the state is an argument and a result of the model"),
+    "mode": ("fla", CHOSEN),
+    "attn_mode": ("fla", CHOSEN),
+    "use_fast_path": ("mamba-ssm", CHOSEN),
+    "fused_add_norm": ("mamba-ssm", CHOSEN),
+    "fuse_norm": ("fla", CHOSEN),
+    "fuse_swiglu": ("fla", CHOSEN),
+    "fuse_cross_entropy": ("fla", CHOSEN),
+    "learning_rate": ("transformers", "lr"),
+    "max_steps": ("transformers", "steps"),
+    "batch_size": ("other libraries", "batch"),
+    "per_device_train_batch_size": ("transformers", "batch, over all devices together"),
+    "warmup_steps": ("transformers", "warmup, the fraction of the steps"),
+    "max_grad_norm": ("transformers", "clip"),
+    "lr_scheduler_type": ("transformers", "schedule"),
+}
+
+
+class UnknownOption(UserError, TypeError):
+    """An option that does not exist, given to a config, a function or a command; also a `TypeError`."""
+
+
+def unknown_option(where: str, name: str, known: Iterable[str]) -> UnknownOption:
+    """The error for an option that does not exist: what to write instead, if another library has it.
+
+    deltanet: option 'num_heads' is fla's name. Here it is: heads.
+    """
+    if name not in PEER_OPTIONS:
+        return UnknownOption(str(unknown_name(f"{where}: option", name, known)))
+    library, ours = PEER_OPTIONS[name]
+    return UnknownOption(
+        f"{where}: option {name!r} is not known; it comes from {library}. Here: {ours}. More: docs/porting.md"
+    )
+
+
+def explain_unknown_options(cls: type) -> None:
+    """Let the constructor of a dataclass answer an unknown option with `unknown_option`."""
+    made: Any = vars(cls).get("__init__")
+    if not inspect.isfunction(made) or hasattr(made, "__wrapped__"):
+        return
+    known = [name for name in inspect.signature(made).parameters if name != "self"]
+
+    @functools.wraps(made)
+    def init(self: Any, *values: Any, **options: Any) -> None:
+        for name in options:
+            if name not in known:
+                raise unknown_option(cls.__name__, name, known)
+        made(self, *values, **options)
+
+    cls.__init__ = init  # type: ignore[misc]

@@ -1,0 +1,101 @@
+"""Training from Python: `statetrack.train(task="parity-dense", mixer="deltanet", steps=500)`."""
+
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from statetrack import tasks
+from statetrack.layers import AttentionConfig, Model, ModelConfig, model_config
+from statetrack.peer_options import PEER_OPTIONS, unknown_option
+from statetrack.run import RESULTS, load_run, print_row, run
+from statetrack.spec import EvaluationConfig, RunSpec, TrainingConfig
+from statetrack.tasks import Task
+from statetrack.training import Options
+
+__all__ = ["TrainedModel", "train"]
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """A finished run: the model it trained, on the CPU, and what is known about it.
+
+    trained = statetrack.train(steps=200)
+    logits, state = trained.model(inputs)       inputs (B, T), logits (B, T, classes)
+    trained.metrics["accuracy"]                 by length, on sequences not trained on
+    """
+
+    model: Model
+    spec: RunSpec  # task, model, training, evaluation and seed, with all defaults written out
+    metrics: dict[str, Any]  # of the last step: loss, accuracy by length, ...
+    folder: Path  # `load_run(folder)` gives spec and model again
+    done: dict[str, Any]  # the content of done.json: metrics, seconds, machine, commit
+
+    def __repr__(self) -> str:
+        return f"TrainedModel(folder={str(self.folder)!r}, metrics={self.metrics})"
+
+
+def train(
+    task: str | Task = "parity-dense",
+    mixer: str | ModelConfig = "deltanet",
+    *,
+    alphabet: str | None = None,
+    seed: int = 0,
+    out: str | Path | None = None,
+    device: str = "auto",
+    verbose: bool = True,
+    **options: Any,
+) -> TrainedModel:
+    """Train one model on one task, as `statetrack train` does, and return it with its metrics.
+
+        trained = train("parity-dense", "deltanet", eigenvalues="[-1,1]", steps=200, eval_lengths=(40, 256))
+        trained.metrics["accuracy"]                 {"40": 1.0, "256": ...}
+        trained.model(inputs)                       the trained `Model`
+
+    - `task`: a name that `statetrack.task` knows ("parity", "s5-swaps", "regex:(ab|ba)*" with `alphabet`,
+      "group:S5", "jsonl:FILE", ...), or a `Task`.
+    - `mixer`: a name that `statetrack.model_config` knows ("deltanet", "mamba", "mlstm", ...), or a
+      `ModelConfig`.
+    - `options`: fields of `TrainingConfig` (steps, batch, lr, ...), of `EvaluationConfig` (eval_lengths,
+      ...), of the task (inputs, words, ...), of the backbone (d_model, layers, ...) and of the mixer (heads,
+      eigenvalues, ...).
+    - `out`: the results folder, results/<run_id> by default. A finished run is read from it, not repeated; an
+      interrupted one continues from its last checkpoint.
+    - `device`: "auto", "cpu" or "cuda". `verbose=False` prints nothing.
+    """
+    chosen = tasks.task(task, alphabet) if isinstance(task, str) else task
+    of_task = _taken(options, chosen)
+    training = TrainingConfig(**_taken(options, TrainingConfig))
+    evaluation = EvaluationConfig(**_taken(options, EvaluationConfig))
+    if isinstance(mixer, str):
+        model = _model(mixer, chosen, options)
+    elif options:
+        raise unknown_option("train", next(iter(options)), _names(TrainingConfig, EvaluationConfig, chosen))
+    else:
+        model = mixer
+    spec = RunSpec(replace(chosen, **of_task), model, training, evaluation, seed).resolved()
+    folder = RESULTS / spec.id if out is None else Path(out)
+    how = Options(device, progress=print_row) if verbose else Options(device, say=lambda text: None)
+    done = run(spec, folder, how)
+    return TrainedModel(load_run(folder)[1], spec, done["metrics"], folder, done)
+
+
+def _model(name: str, chosen: Task, options: dict[str, Any]) -> ModelConfig:
+    """The named model with the options that are left; an unknown one is answered with all there are."""
+    preset = model_config(name)
+    known = _names(preset, preset.mixer, TrainingConfig, EvaluationConfig, chosen)
+    known += ["attention_every", *(_names(AttentionConfig) if "attention_every" in options else [])]
+    for option in options:
+        if option not in known and option not in PEER_OPTIONS:
+            raise unknown_option("train", option, known)
+    return model_config(name, **options)
+
+
+def _taken(options: dict[str, Any], config: Any) -> dict[str, Any]:
+    """The options that are fields of a dataclass, removed from `options`; sequences become tuples."""
+    names = [name for name in _names(config) if name in options]
+    given = {name: options.pop(name) for name in names}
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+
+
+def _names(*configs: Any) -> list[str]:
+    return [field.name for config in configs for field in fields(config)]

@@ -1,0 +1,51 @@
+"""The signatures of other libraries as their sources publish them, and how to compare ours with them."""
+
+import ast
+import inspect
+
+# fla 0.6.0, fla/ops/delta_rule, gated_delta_rule and gated_delta_product; annotations left out
+FLA = {
+    "chunk_delta_rule": "q, k, v, beta, scale=None, initial_state=None, output_final_state=False, "
+    "use_qk_l2norm_in_kernel=False, cu_seqlens=None, cu_seqlens_cpu=None, **kwargs",
+    "fused_recurrent_delta_rule": "q, k, v, beta=None, scale=None, initial_state=None, "
+    "output_final_state=False, use_qk_l2norm_in_kernel=False, cu_seqlens=None",
+    "chunk_gated_delta_rule": "q, k, v, g, beta, scale=None, initial_state=None, output_final_state=False, "
+    "use_qk_l2norm_in_kernel=False, use_beta_sigmoid_in_kernel=False, allow_neg_eigval=False, "
+    "state_v_first=False, cu_seqlens=None, cu_seqlens_cpu=None, chunk_indices=None, cp_context=None, "
+    "**kwargs",
+    "fused_recurrent_gated_delta_rule": "q, k, v, g=None, gk=None, gv=None, beta=None, scale=None, "
+    "initial_state=None, output_final_state=False, use_qk_l2norm_in_kernel=False, use_gate_in_kernel=False, "
+    "A_log=None, dt_bias=None, use_beta_sigmoid_in_kernel=False, allow_neg_eigval=False, "
+    "state_v_first=False, cu_seqlens=None, **kwargs",
+    "chunk_gated_delta_product": "q, k, v, g, beta, num_householder, scale=None, initial_state=None, "
+    "output_final_state=False, use_qk_l2norm_in_kernel=False, cu_seqlens=None, cu_seqlens_cpu=None, "
+    "cp_context=None",
+}
+# mamba-ssm, mamba_ssm/ops/selective_scan_interface.py and ops/triton/selective_state_update.py
+MAMBA = {
+    "selective_scan_fn": "u, delta, A, B, C, D=None, z=None, delta_bias=None, delta_softplus=False, "
+    "return_last_state=False",
+    "selective_state_update": "state, x, dt, A, B, C, D=None, z=None, dt_bias=None, dt_softplus=False, "
+    "state_batch_indices=None",
+    "mamba_inner_fn": "xz, conv1d_weight, conv1d_bias, x_proj_weight, delta_proj_weight, out_proj_weight, "
+    "out_proj_bias, A, B=None, C=None, D=None, delta_bias=None, B_proj_bias=None, C_proj_bias=None, "
+    "delta_softplus=True, checkpoint_lvl=1, b_rms_weight=None, c_rms_weight=None, dt_rms_weight=None, "
+    "b_c_dt_rms_eps=1e-6",
+}
+
+
+def published(text: str) -> list[tuple]:
+    """Name, kind and default of every parameter in the text of a signature."""
+    arguments = ast.parse(f"def f({text}): ...").body[0].args
+    defaults = [inspect.Parameter.empty] * (len(arguments.args) - len(arguments.defaults))
+    defaults += [ast.literal_eval(default) for default in arguments.defaults]
+    plain = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    found = [(a.arg, plain, value) for a, value in zip(arguments.args, defaults, strict=True)]
+    rest = arguments.kwarg
+    return found + ([(rest.arg, inspect.Parameter.VAR_KEYWORD, inspect.Parameter.empty)] if rest else [])
+
+
+def parameters(function, without=()) -> list[tuple]:
+    """Name, kind and default of every parameter of a function."""
+    found = inspect.signature(function).parameters.values()
+    return [(p.name, p.kind, p.default) for p in found if p.name not in without]

@@ -1,0 +1,86 @@
+"""Options of fla, mamba-ssm and transformers are recognised wherever options are given."""
+
+import re
+
+import pytest
+
+from statetrack import (
+    DeltaNetConfig,
+    MambaConfig,
+    MLSTMConfig,
+    ModelConfig,
+    RunSpec,
+    TrainingConfig,
+    build,
+    model_config,
+    train,
+)
+from statetrack.cli import main
+from statetrack.errors import UserError
+from statetrack.peer_options import PEER_OPTIONS
+
+
+@pytest.mark.parametrize(
+    ("call", "ours"),
+    [
+        (lambda: DeltaNetConfig(allow_neg_eigval=True), 'eigenvalues="[-1,1]"'),
+        (lambda: DeltaNetConfig(num_heads=4), "Here: heads."),
+        (lambda: DeltaNetConfig(d_state=16), "Mamba mixer"),
+        (lambda: MambaConfig(d_conv=4), "Here: convolution."),
+        (lambda: MLSTMConfig(num_heads=4), "Here: heads."),
+        (lambda: ModelConfig(hidden_size=64), "Here: d_model."),
+        (lambda: TrainingConfig(learning_rate=1e-3), "Here: lr."),
+        (lambda: build("deltanet", 10, use_short_conv=False), "convolution=0"),
+        (lambda: model_config("gated-deltanet", expand_v=2), "value_dim"),
+        (lambda: train("parity", conv_size=4), "Here: convolution."),
+    ],
+)
+def test_an_option_of_another_library_is_answered_with_ours(call, ours):
+    with pytest.raises(UserError, match=re.escape(ours)):
+        call()
+    with pytest.raises(TypeError, match="is not known; it comes from"):
+        call()
+
+
+@pytest.mark.parametrize(
+    "flag", ["--num-heads", "--num_heads=4", "--no-use-gate", "--hidden-size", "--d-conv"]
+)
+def test_a_flag_of_another_library_is_answered_with_ours(flag, capsys):
+    with pytest.raises(SystemExit) as exit:
+        main(["train", flag, "4"])
+    assert exit.value.code == 2
+    assert "it comes from" in capsys.readouterr().err
+
+
+def test_a_spec_with_an_option_of_another_library_is_answered_with_ours():
+    data = RunSpec().to_dict()
+    data["model"]["mixer"]["num_heads"] = 4
+    with pytest.raises(
+        UserError, match=r"spec\.model\.mixer: DeltaNetConfig: option 'num_heads'.* Here: heads"
+    ):
+        RunSpec.from_dict(data)
+
+
+def test_other_mistakes_get_the_nearest_name():
+    with pytest.raises(UserError, match="Did you mean 'heads'"):
+        DeltaNetConfig(head=4)
+    with pytest.raises(UserError, match="Did you mean 'steps'"):
+        train("parity", step=4)
+
+
+def test_options_that_exist_under_the_same_name_are_not_refused():
+    assert MambaConfig(d_state=8, expand=3, dt_rank=4).d_state == 8
+    assert ModelConfig(norm_eps=1e-6).norm_eps == 1e-6
+    main(["train", "--mixer", "mamba", "--d-state", "8", "--print-spec"])
+
+
+def test_the_table_points_to_options_that_exist():
+    """The word an entry begins with is a field of some config or an argument of build."""
+    configs = (DeltaNetConfig, MambaConfig, ModelConfig, TrainingConfig)
+    known = {name for config in configs for name in config.__dataclass_fields__} | {
+        "attention_every",
+        "the",
+        "nothing",
+    }
+    for name, (_, ours) in PEER_OPTIONS.items():
+        assert re.match(r"\w+", ours)[0] in known, name

@@ -1,0 +1,83 @@
+"""statetrack train as its user meets it: help, header, progress, and tasks with similar names."""
+
+import io
+import subprocess
+import sys
+
+import pytest
+
+from statetrack.cli import main
+from statetrack.commands.progress import steps_bar
+from statetrack.commands.train_help import MIXER_LINES, TASK_LINES
+from statetrack.errors import UserError
+from statetrack.layers import PRESETS
+from statetrack.tasks import TASKS, task
+from statetrack.tasks.automaton import PREFIXES
+
+SMALL = ["--d-model", "8", "--heads", "2", "--steps", "4", "--batch", "4", "--eval-samples", "8"]
+
+
+def test_help_comes_without_torch():
+    code = "import sys; from statetrack.cli import main; main(['train', '--help'])"
+    code += "; assert 'torch' not in sys.modules"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    for name in (*TASK_LINES, *MIXER_LINES):
+        assert f"  {name} " in shown
+
+
+def test_help_lists_what_there_is():
+    built_in = {name for name, value in TASKS.items() if type(value).__module__.startswith("statetrack.")}
+    named = {name for name in TASK_LINES if ":" not in name}
+    assert named == built_in
+    assert {name.partition(":")[0] + ":" for name in TASK_LINES.keys() - named} == {
+        *PREFIXES,
+        "jsonl:",
+        "corpus:",
+    }
+    theirs = {n for n, c in PRESETS.items() if type(c.mixer).__module__.startswith("statetrack.")}
+    assert MIXER_LINES.keys() == theirs
+
+
+def test_a_header_says_what_is_trained(tmp_path, capsys):
+    out = str(tmp_path / "run")
+    main(["train", *SMALL, "--out", out, "--log", "tensorboard"])
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first.startswith("DeltaNet [-1,1], 1 layer, ")
+    assert "parameters; WordProblem with 3 tokens and 3 classes; " in first
+    assert first.endswith(out)
+    assert list((tmp_path / "run/tensorboard").iterdir())
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_a_terminal_shows_rate_and_time_left():
+    terminal = Terminal()
+    with steps_bar(100, terminal) as report:
+        for step in (50, 60, 70):  # a resumed run
+            report(step, {"loss": 0.5})
+    shown = terminal.getvalue()
+    assert "70/100" in shown
+    assert "steps/s" in shown
+    assert "left" in shown
+
+
+def test_elsewhere_the_bar_shows_nothing():
+    stream = io.StringIO()
+    with steps_bar(100, stream) as report:
+        report(50, {"loss": 0.5})
+    assert stream.getvalue() == ""
+
+
+def test_s5_and_group_s5_are_two_tasks():
+    assert (task("s5").vocab_size, task("s5").n_classes) == (121, 121)
+    assert (task("group:S5").vocab_size, task("group:S5").n_classes) == (3, 5)
+
+
+@pytest.mark.parametrize("name", ["S5", "s_5", "A5", "z7", "D4"])
+def test_a_bare_group_is_answered_with_both_tasks(name):
+    group = name.replace("_", "").upper()
+    with pytest.raises(UserError, match=f"--group {group}.*'group:{group}'"):
+        task(name)
