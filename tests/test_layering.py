@@ -42,7 +42,7 @@ FORBIDDEN = {
 # modules in functions.
 SUBCLASSES = {
     f"statetrack.integrations.huggingface{name}"
-    for name in ("", ".cache", ".configuration", ".export", ".modeling")
+    for name in ("", ".cache", ".configuration", ".conversion", ".export", ".modeling")
 }
 
 # Optional dependencies, and the modules that may import them, each in the function that needs it.
@@ -59,6 +59,7 @@ EXTRAS = {
     "mambapy": {"statetrack.bench.cases"},
     "transformers": {
         "statetrack.bench.cases",
+        "statetrack.commands.convert",
         "statetrack.commands.lm.export",
         "statetrack.integrations.huggingface.tokenizer",
         *SUBCLASSES,

@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from statetrack.integrations.acceleration import accelerate
     from statetrack.layers import build, model_config, register_mixer
     from statetrack.ops.checks import checked
     from statetrack.ops.delta_rule import delta_rule
@@ -25,6 +26,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "RunSpec",
+    "accelerate",
     "build",
     "checked",
     "delta_rule",
@@ -40,7 +42,7 @@ __all__ = [
 
 _HOMES = {"build": "layers", "model_config": "layers", "register_mixer": "layers"}
 _HOMES |= {"RunSpec": "spec", "register_task": "tasks", "task": "tasks"}
-_HOMES |= {"checked": "ops.checks"}
+_HOMES |= {"accelerate": "integrations.acceleration", "checked": "ops.checks"}
 _HOMES |= {op: f"ops.{op}" for op in ("delta_rule", "mlstm", "selective_scan", "short_convolution", "slstm")}
 
 

@@ -24,6 +24,7 @@ COMMANDS = {
     ),
     "diagnose": ("statetrack.commands.diagnose", "predict the length at which a trained tracker breaks"),
     "lm": ("statetrack.commands.lm", "language models: tokenize, pretrain, evaluate, generate"),
+    "convert": ("statetrack.commands.convert", "Hugging Face checkpoints in, and out again"),
     "bench": ("statetrack.commands.bench", "time the recurrences against other libraries"),
 }
 
