@@ -71,9 +71,7 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
         if settings.get("model_type") != EXPORTED:
             return _read_family(folder, settings)
         opened = open_model(folder)
-        return Checkpoint(
-            opened.model, EXPORTED, _tokens(settings), opened.context, tokenizer_folder=folder
-        )
+        return Checkpoint(opened.model, EXPORTED, _tokens(settings), opened.context, tokenizer_folder=folder)
     opened = open_model(folder)
     tokenizer = opened.tokenizer
     end = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), tokenizer.end_of_document)
@@ -134,7 +132,9 @@ def write_checkpoint(checkpoint: Checkpoint, path: str | Path, to: str) -> None:
         raise UserError(f"{folder} is not an empty folder. Choose another, or delete it.")
     files = None if to == EXPORTED else _their_files(checkpoint, FAMILIES[to])
     folder.absolute().parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(dir=folder.absolute().parent, prefix=f".{folder.name}.", suffix=".partial"))
+    partial = Path(
+        tempfile.mkdtemp(dir=folder.absolute().parent, prefix=f".{folder.name}.", suffix=".partial")
+    )
     try:
         if files is None:
             options = checkpoint.tokens | {"context": checkpoint.context}

@@ -55,7 +55,10 @@ def write(config: ModelConfig) -> dict[str, Any]:
 
 
 def names(config: ModelConfig) -> list[Equal]:
-    equal = [one("embedding.weight", "backbone.embeddings.weight"), one("norm.weight", "backbone.norm_f.weight")]
+    equal = [
+        one("embedding.weight", "backbone.embeddings.weight"),
+        one("norm.weight", "backbone.norm_f.weight"),
+    ]
     for i in range(config.layers):
         ours, theirs = f"blocks.{i}.", f"backbone.layers.{i}."
         equal += renamed({"mixer_norm": "norm"}, ours, theirs)

@@ -29,7 +29,10 @@ NAME = "olmo_hybrid"
 HEAD_NORM_EPS = 1e-5  # not an option of the family
 LINEAR, ATTENTION = "linear_attention", "full_attention"
 MLP = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
-OTHER_NAMES = {"attention_layer_norm": "input_layernorm", "feedforward_layer_norm": "post_attention_layernorm"}
+OTHER_NAMES = {
+    "attention_layer_norm": "input_layernorm",
+    "feedforward_layer_norm": "post_attention_layernorm",
+}
 LINEARS = {
     "to_q": "q_proj",
     "to_k": "k_proj",
@@ -110,9 +113,11 @@ def write(config: ModelConfig) -> dict[str, Any]:
         "num_key_value_heads": attention.kv_heads or attention.heads,
         "layer_types": [ATTENTION if m == attention else LINEAR for m in mixers],
         "rms_norm_eps": config.norm_eps,
-        "rope_parameters": {"rope_type": "default", "rope_theta": attention.rotary_base}
-        if attention.rotary
-        else None,
+        # without a base there are no positions; without the whole setting transformers takes a default base
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": attention.rotary_base if attention.rotary else None,
+        },
         "linear_num_key_heads": linear.heads,
         "linear_num_value_heads": linear.heads,
         "linear_key_head_dim": keys // linear.heads,
@@ -191,11 +196,11 @@ def with_attention(config: ModelConfig, weights: Weights) -> tuple[ModelConfig, 
     mixers = layers_of(config)
     if any(isinstance(mixer, AttentionConfig) for mixer in mixers):
         return config, weights
-    heads = next((m.heads for m in mixers if isinstance(m, DeltaNetConfig) and config.d_model % m.heads == 0), 1)
-    attention = AttentionConfig(heads, rotary=False, qk_norm=True, qk_norm_eps=config.norm_eps)
-    longer = replace(
-        config, mixers=(*mixers, attention), layers=config.layers + 1, attention_norm="post"
+    heads = next(
+        (m.heads for m in mixers if isinstance(m, DeltaNetConfig) and config.d_model % m.heads == 0), 1
     )
+    attention = AttentionConfig(heads, rotary=False, qk_norm=True, qk_norm_eps=config.norm_eps)
+    longer = replace(config, mixers=(*mixers, attention), layers=config.layers + 1, attention_norm="post")
     table, last = weights["embedding.weight"], f"blocks.{config.layers}."
     with torch.random.fork_rng(devices=[]):
         fresh = Model(replace(longer, mixers=(attention,), layers=1), 1, 1).blocks[0].state_dict()
