@@ -102,7 +102,8 @@ def test_only_this_model_is_changed_and_undo_gives_its_layers_back(model):
     other = copy.deepcopy(model)
     acceleration = statetrack.accelerate(model)
     own = [name for name, layer in model.named_modules() if "forward" in vars(layer)]
-    assert own == acceleration.layers and own[0] in repr(acceleration)
+    assert own == acceleration.layers
+    assert own[0] in repr(acceleration)
     assert not any("forward" in vars(layer) for layer in other.modules())
     with pytest.raises(UserError, match="has a `forward` of its own"):
         statetrack.accelerate(model)

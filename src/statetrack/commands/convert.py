@@ -13,8 +13,9 @@ from statetrack.errors import require
 class ConvertOptions:
     """Write a checkpoint as one of another family, with equal logits: `statetrack convert FROM TO`.
 
-    Known are Mamba and OLMo Hybrid of transformers, DeltaNet and Gated DeltaNet of flash-linear-attention, and
-    the models of this library. What a family cannot express is refused. Reads and writes safetensors only.
+    Known are Mamba and OLMo Hybrid of transformers, DeltaNet and Gated DeltaNet of flash-linear-attention,
+    and the models of this library. What a family cannot express is refused. Reads and writes safetensors
+    only.
     """
 
     source: Path  # a Hugging Face checkpoint, a run (results/<id>), or an exported model

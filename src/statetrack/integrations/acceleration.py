@@ -67,7 +67,8 @@ def accelerate(model: nn.Module) -> Acceleration:
     if not layers:
         raise UserError(
             f"accelerate: {type(model).__name__} has no layer that this library can run, expected a model of "
-            f"transformers whose layers call {', '.join(RECURRENCES)}: Qwen3-Next, Qwen3.5, OLMo Hybrid, Mamba."
+            f"transformers whose layers call {', '.join(RECURRENCES)}: Qwen3-Next, Qwen3.5, OLMo Hybrid, "
+            "Mamba."
         )
     for name, layer in layers.items():
         if "forward" in layer.__dict__:

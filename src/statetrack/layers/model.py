@@ -106,7 +106,9 @@ MLPS = {"swiglu": SwiGLU, "geglu": GeGLU}
 class Block(nn.Module):
     """x + mixer(norm(x)), then x + mlp(norm(x)) if there is an MLP; `residual=False` drops the x +.
 
-    Attention blocks of a model with `attention_norm="post"`: x + norm(mixer(x)), then x + norm(mlp(x)). The stream enters and leaves as a pair x, y still to be added (y None: nothing to add), so that the next
+    Attention blocks of a model with `attention_norm="post"`: x + norm(mixer(x)), then x + norm(mlp(x)).
+
+    The stream enters and leaves as a pair x, y still to be added (y None: nothing to add), so that the next
     norm can add them in its own kernel.
     """
 

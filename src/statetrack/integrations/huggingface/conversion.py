@@ -1,7 +1,7 @@
 """Checkpoints of other families as models of this library, and back: `statetrack convert FROM TO`.
 
-Names and shapes of the weights are mapped one to one, so the logits stay the same. What one side cannot express
-is refused. Files are read as data: JSON and safetensors, no pickle, no code, no network.
+Names and shapes of the weights are mapped one to one, so the logits stay the same. What one side cannot
+express is refused. Files are read as data: JSON and safetensors, no pickle, no code, no network.
 """
 
 import os
@@ -55,7 +55,7 @@ class Checkpoint:
 
 
 def convert(source: str | Path, target: str | Path, to: str = EXPORTED) -> Checkpoint:
-    """Read the checkpoint in the folder `source` and write it as one of `TARGETS` to the new folder `target`."""
+    """Write the checkpoint in the folder `source` as one of `TARGETS` to the new folder `target`."""
     if to not in TARGETS:
         raise unknown_name("convert: to", to, TARGETS)
     checkpoint = read_checkpoint(source)
@@ -74,7 +74,9 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
         return Checkpoint(opened.model, EXPORTED, _tokens(settings), opened.context, tokenizer_folder=folder)
     opened = open_model(folder)
     tokenizer = opened.tokenizer
-    end = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), tokenizer.end_of_document)
+    end: dict[str, Any] = dict.fromkeys(
+        ("bos_token_id", "eos_token_id", "pad_token_id"), tokenizer.end_of_document
+    )
     return Checkpoint(opened.model, EXPORTED, end, opened.context, tokenizer=tokenizer)
 
 

@@ -109,7 +109,8 @@ def single(where: str, mixers: Iterable[MixerConfig], kind: type, what: str) -> 
         return found[0]
     shown = ", ".join(dict.fromkeys(type(mixer).__name__ for mixer in found)) or "none"
     raise UserError(
-        f"{where}: the {what} have {len(found)} configurations ({shown}), expected one {kind.__name__} for all."
+        f"{where}: the {what} have {len(found)} configurations ({shown}), expected one {kind.__name__} for "
+        "all of them."
     )
 
 
@@ -127,7 +128,7 @@ def layers_of(config: ModelConfig) -> list[MixerConfig]:
 
 
 def expect_backbone(where: str, config: ModelConfig, *, mlp: bool) -> None:
-    """Refuse a backbone that is not of RMS norms and residual sums, with or without a SwiGLU in each layer."""
+    """Refuse a backbone without RMS norms and residual sums, or without (with) a SwiGLU in each layer."""
     expect(where, config, norm="rms", residual=True)
     if mlp:
         expect(where, config, mlp="swiglu")

@@ -1,7 +1,7 @@
-"""OLMo Hybrid (`OlmoHybridForCausalLM` of transformers): Gated DeltaNet layers, and attention with norms behind it.
+"""OLMo Hybrid (`OlmoHybridForCausalLM` of transformers): Gated DeltaNet, and attention with norms behind it.
 
-Its config wants an attention layer. A model without one is written with an attention layer at its end that adds
-zero: its two last matrices are zero, and so are the norms of what they give.
+Its config wants an attention layer. A model without one is written with an attention layer at its end that
+adds zero: its two last matrices are zero, and so are the norms of what they give.
 """
 
 from collections.abc import Mapping
@@ -169,7 +169,7 @@ def attention_rows(mixer: AttentionConfig, d_model: int, ours: str, theirs: str)
 
 
 def with_one_name(config: ModelConfig, weights: Weights) -> Weights:
-    """Weights under the names that transformers and vLLM both read, from any that transformers reads or writes.
+    """Weights under names that transformers and vLLM read, from all that transformers reads or writes.
 
     Its `save_pretrained` gives the norms other names, and cuts the convolution into three equal parts,
     whatever the widths of q, k and v; only the concatenation counts.
