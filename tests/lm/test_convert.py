@@ -106,10 +106,12 @@ def test_a_model_of_transformers_becomes_ours_and_theirs_again(case, tmp_path):
         assert torch.equal(greedy(model), text)
 
 
-@pytest.mark.parametrize("rotary", [False, True])
+@pytest.mark.parametrize("positions", [False, True])
 @torch.no_grad()
-def test_a_hybrid_of_ours_runs_in_transformers_as_olmo_hybrid(rotary, tmp_path):
-    checkpoint = built(replace(HYBRID, mixers=(LINEAR, LINEAR, replace(ATTENTION, rotary=rotary)), tied=True))
+def test_a_hybrid_of_ours_runs_in_transformers_as_olmo_hybrid(positions, tmp_path):
+    checkpoint = built(
+        replace(HYBRID, mixers=(LINEAR, LINEAR, replace(ATTENTION, positions=positions)), tied=True)
+    )
     write_checkpoint(checkpoint, tmp_path / "olmo", "olmo_hybrid")
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "olmo").eval()
     assert theirs.config.linear_allow_neg_eigval

@@ -22,7 +22,7 @@ class AttentionConfig:
 
     heads: int = 4
     rotary_base: float = 10_000.0
-    rotary: bool = added(True)  # False: no positions at all (NoPE)
+    positions: bool = added(True)  # False: no rotary positions (NoPE)
     kv_heads: int | None = added(None)  # heads of keys and values, shared by groups of queries; all when None
     qk_norm: bool = added(False)  # RMS norms of the whole q and k, across their heads, as in OLMo
     qk_norm_eps: float = added(1e-5)
@@ -59,7 +59,7 @@ class Attention(Mixer):
         K = divide("Attention", d_model, config.heads, "heads")
         self.kv_heads = config.kv_heads or config.heads
         divide("Attention", config.heads, self.kv_heads, "kv_heads")
-        if K % 2 and config.rotary:
+        if K % 2 and config.positions:
             raise UserError(
                 f"Attention: a head is {K} wide, expected an even width: rotary positions rotate pairs of "
                 "channels. Choose another number of heads."
@@ -83,7 +83,7 @@ class Attention(Mixer):
         q, k, v = self._heads(qkv)
         _check_batch(state, len(k))
         past = _past(state)
-        if self.config.rotary:
+        if self.config.positions:
             q, k = (rotate(y, past, self.config.rotary_base) for y in (q, k))
         after = _extended(state, k, v)
         y = _attend(q, after.k, after.v, past).transpose(1, 2).flatten(-2)

@@ -164,7 +164,7 @@ def write(name: str, config: ModelConfig) -> dict[str, Any]:
 def _attention_spec(where: str, config: ModelConfig, layers: list[int]) -> dict[str, Any]:
     attention = single(where, [config.mixer_of(i) for i in layers], AttentionConfig, "attention layers")
     expect(where, config, attention_norm="pre")
-    expect(where, attention, qk_norm=False, rotary=True)
+    expect(where, attention, qk_norm=False, positions=True)
     return {
         "layers": layers,
         "num_heads": attention.heads,

@@ -86,7 +86,7 @@ def read(settings: Mapping[str, Any]) -> ModelConfig:
 def _positions(where: str, rope: Mapping[str, Any]) -> dict[str, Any]:
     """The options of `AttentionConfig` for rotary positions; without a base there are none."""
     if rope.get("rope_theta") is None:
-        return {"rotary": False}
+        return {"positions": False}
     expect(where, rope, rope_type=("default", None), partial_rotary_factor=(1.0, None))
     return {"rotary_base": float(rope["rope_theta"])}
 
@@ -116,7 +116,7 @@ def write(config: ModelConfig) -> dict[str, Any]:
         # without a base there are no positions; without the whole setting transformers takes a default base
         "rope_parameters": {
             "rope_type": "default",
-            "rope_theta": attention.rotary_base if attention.rotary else None,
+            "rope_theta": attention.rotary_base if attention.positions else None,
         },
         "linear_num_key_heads": linear.heads,
         "linear_num_value_heads": linear.heads,
@@ -199,7 +199,7 @@ def with_attention(config: ModelConfig, weights: Weights) -> tuple[ModelConfig, 
     heads = next(
         (m.heads for m in mixers if isinstance(m, DeltaNetConfig) and config.d_model % m.heads == 0), 1
     )
-    attention = AttentionConfig(heads, rotary=False, qk_norm=True, qk_norm_eps=config.norm_eps)
+    attention = AttentionConfig(heads, positions=False, qk_norm=True, qk_norm_eps=config.norm_eps)
     longer = replace(config, mixers=(*mixers, attention), layers=config.layers + 1, attention_norm="post")
     table, last = weights["embedding.weight"], f"blocks.{config.layers}."
     with torch.random.fork_rng(devices=[]):
