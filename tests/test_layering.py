@@ -43,7 +43,7 @@ FORBIDDEN = {
 # modules in functions.
 SUBCLASSES = {
     f"statetrack.integrations.huggingface{name}"
-    for name in ("", ".cache", ".configuration", ".export", ".modeling")
+    for name in ("", ".cache", ".configuration", ".conversion", ".export", ".modeling")
 }
 
 # Optional dependencies, and the modules that may import them, each in the function that needs it.
@@ -60,6 +60,7 @@ EXTRAS = {
     "mambapy": {"statetrack.bench.cases"},
     "transformers": {
         "statetrack.bench.cases",
+        "statetrack.commands.convert",
         "statetrack.commands.lm.export",
         "statetrack.integrations.huggingface.tokenizer",
         *SUBCLASSES,

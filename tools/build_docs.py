@@ -64,6 +64,8 @@ MODULES = (
     "statetrack.lm.spectrum",
     "statetrack.lm.tokenize",
     "statetrack.lm.tokenizers",
+    "statetrack.integrations.acceleration",
+    "statetrack.integrations.huggingface.conversion",
     "statetrack.integrations.lm_eval",
     "statetrack.integrations.loggers",
     "statetrack.reproduce",

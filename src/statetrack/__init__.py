@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from statetrack.automata import DFA, analyse, compile_dfa, explain, factor
     from statetrack.errors import UserError
+    from statetrack.integrations.acceleration import accelerate
     from statetrack.layers import (
         MLSTM,
         SLSTM,
@@ -81,6 +82,7 @@ __all__ = [
     "TrainedModel",
     "TrainingConfig",
     "UserError",
+    "accelerate",
     "analyse",
     "build",
     "checked",
@@ -109,6 +111,7 @@ __all__ = [
 _MODULES = {
     "automata": "DFA analyse compile_dfa explain factor",
     "errors": "UserError",
+    "integrations.acceleration": "accelerate",
     "layers": "MLSTM SLSTM Attention AttentionConfig DeltaNet DeltaNetConfig MLSTMConfig Mamba MambaConfig "
     "Mixer MixerConfig Model ModelConfig SLSTMConfig build count_parameters extended_range model_config "
     "register_mixer",

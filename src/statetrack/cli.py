@@ -25,6 +25,7 @@ COMMANDS = {
     "diagnose": ("statetrack.commands.diagnose", "predict the length at which a trained tracker breaks"),
     "snap": ("statetrack.commands.snap", "round a trained tracker's reflections to exact permutations"),
     "lm": ("statetrack.commands.lm", "language models: tokenize, pretrain, evaluate, generate"),
+    "convert": ("statetrack.commands.convert", "Hugging Face checkpoints in, and out again"),
     "bench": ("statetrack.commands.bench", "time the recurrences against other libraries"),
 }
 

@@ -84,8 +84,8 @@ def _checks(before: Check, after: Check, options: SnapOptions) -> list[str]:
     if after.drift:
         horizon = _rounded(after.length / after.drift)
         lines.append(
-            f"Float32 rounding has moved its states by {100 * after.drift:.2g} % of half the distance to another. "
-            f"This grows with the length: expect errors after about {horizon} tokens."
+            f"Float32 rounding has moved its states by {100 * after.drift:.2g} % of half the distance to "
+            f"another. This grows with the length: expect errors after about {horizon} tokens."
         )
     return lines
 

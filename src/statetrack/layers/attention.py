@@ -7,9 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from statetrack.config import added
 from statetrack.errors import UserError
-from statetrack.layers.checks import divide
+from statetrack.layers.checks import check_eps, check_sizes, divide
 from statetrack.layers.mixer import Mixer, Packing, returns_states
+from statetrack.layers.norm import RMSNorm
 from statetrack.layers.precision import at_least_float32
 from statetrack.ops.checks import check_offsets, check_packing
 
@@ -20,6 +22,10 @@ class AttentionConfig:
 
     heads: int = 4
     rotary_base: float = 10_000.0
+    positions: bool = added(True)  # False: no rotary positions (NoPE)
+    kv_heads: int | None = added(None)  # heads of keys and values, shared by groups of queries; all when None
+    qk_norm: bool = added(False)  # RMS norms of the whole q and k, across their heads, as in OLMo
+    qk_norm_eps: float = added(1e-5)
 
     def build(self, d_model: int, layers: int) -> "Attention":
         return Attention(self, d_model, layers)
@@ -31,7 +37,7 @@ class AttentionState(NamedTuple):
     With `lengths` (B,) sequences differ in length: of row b the first lengths[b] steps count.
     """
 
-    k: Tensor  # (B, H, T, K)
+    k: Tensor  # (B, H, T, K), H heads of keys
     v: Tensor  # (B, H, T, K)
     lengths: Tensor | None = None
 
@@ -54,14 +60,22 @@ class Attention(Mixer):
     def __init__(self, config: AttentionConfig, d_model: int, layers: int = 1):
         super().__init__()
         self.config = config
+        check_sizes("Attention", kv_heads=config.kv_heads)
+        check_eps("Attention", qk_norm_eps=config.qk_norm_eps)
         K = divide("Attention", d_model, config.heads, "heads")
-        if K % 2:
+        self.kv_heads = config.kv_heads or config.heads
+        divide("Attention", config.heads, self.kv_heads, "kv_heads")
+        if K % 2 and config.positions:
             raise UserError(
                 f"Attention: a head is {K} wide, expected an even width: rotary positions rotate pairs of "
                 "channels. Choose another number of heads."
             )
-        self.to_qkv = nn.Linear(d_model, 3 * d_model, bias=False)
+        self.widths = d_model, K * self.kv_heads, K * self.kv_heads  # of q, k and v
+        self.to_qkv = nn.Linear(d_model, sum(self.widths), bias=False)
         self.to_out = nn.Linear(d_model, d_model, bias=False)
+        self.q_norm, self.k_norm = None, None
+        if config.qk_norm:
+            self.q_norm, self.k_norm = (RMSNorm(width, config.qk_norm_eps) for width in self.widths[:2])
         nn.init.normal_(self.to_qkv.weight, std=0.02)
         nn.init.normal_(self.to_out.weight, std=0.02 / (2 * layers) ** 0.5)
 
@@ -72,17 +86,26 @@ class Attention(Mixer):
         rows = None if packing is None else PaddedRows(packing, x)
         if rows is not None:
             qkv = rows.padded(qkv)
-        # three of (B, H, T, K)
-        q, k, v = qkv.unflatten(-1, (3, self.config.heads, -1)).transpose(1, 3).unbind(2)
+        q, k, v = self._heads(qkv)
         _check_batch(state, len(k))
         past = _past(state)
-        q, k = (rotate(y, past, self.config.rotary_base) for y in (q, k))
+        if self.config.positions:
+            q, k = (rotate(y, past, self.config.rotary_base) for y in (q, k))
         after = _extended(state, k, v)
         y = _attend(q, after.k, after.v, past).transpose(1, 2).flatten(-2)
         if rows is not None:
             # the padding lies behind the steps that count, and later ones are written over it
             y, after = rows.packed(y), after._replace(lengths=past + rows.lengths)
         return self.to_out(y), after if returns_states(packing) else None
+
+    def _heads(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """q (B, heads, T, K), k and v (B, kv_heads, T, K) from the product of x (B, T, ...)."""
+        q, k, v = qkv.split(self.widths, dim=-1)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        heads = self.config.heads, self.kv_heads, self.kv_heads
+        q, k, v = (y.unflatten(-1, (n, -1)).transpose(1, 2) for y, n in zip((q, k, v), heads, strict=True))
+        return q, k, v
 
     def transition_eigenvalues(self, x: Tensor, state: AttentionState | None = None) -> Tensor:
         raise UserError(
@@ -139,7 +162,9 @@ def _extended(state: AttentionState | None, k: Tensor, v: Tensor) -> AttentionSt
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, past: int | Tensor) -> Tensor:
     """The softmax average, where query t has position past + t and sees the keys up to that position."""
-    T = q.shape[2]
+    T, grouped = q.shape[2], q.shape[1] // k.shape[1]
+    if grouped > 1:
+        k, v = (x.repeat_interleave(grouped, dim=1) for x in (k, v))
     if isinstance(past, int) and past == 0:
         return F.scaled_dot_product_attention(q, k, v, is_causal=T > 1)
     places = torch.arange(k.shape[2], device=q.device)

@@ -46,6 +46,8 @@ class ModelConfig:
     mixers: tuple[MixerConfig, ...] = added(())  # a pattern of mixers, repeated over the layers
     tied: bool = added(False)  # whether the head is the embedding's table
     norm_eps: float = added(1e-5)  # of the backbone's norms
+    # where the norms of attention blocks stand: x + f(norm(x)), or "post", x + norm(f(x)), as in OLMo
+    attention_norm: Literal["pre", "post"] = added("pre")
     half_stream: bool = added(False)  # under autocast, whether the sums x + ... are rounded to its dtype too
 
     def __post_init__(self) -> None:
@@ -104,6 +106,8 @@ MLPS = {"swiglu": SwiGLU, "geglu": GeGLU}
 class Block(nn.Module):
     """x + mixer(norm(x)), then x + mlp(norm(x)) if there is an MLP; `residual=False` drops the x +.
 
+    Attention blocks of a model with `attention_norm="post"`: x + norm(mixer(x)), then x + norm(mlp(x)).
+
     The stream enters and leaves as a pair x, y still to be added (y None: nothing to add), so that the next
     norm can add them in its own kernel.
     """
@@ -119,6 +123,7 @@ class Block(nn.Module):
         if config.mlp_ratio > 0:
             self.mlp_norm = _norm(config)
             self.mlp = MLPS[config.mlp](config.d_model, config.mlp_ratio, config.layers)
+        self.post_norm = config.attention_norm == "post" and not getattr(self.mixer, "is_recurrent", True)
 
     def forward(
         self,
@@ -129,17 +134,28 @@ class Block(nn.Module):
         packing: Packing | None = None,
     ) -> tuple[Tensor, Tensor | None, Any]:
         """`at` (B, n): the only positions needed afterwards. After the mixer the others are dropped."""
-        x, normal = normalise_sum(self.mixer_norm, x, y)
+        x, normal = self._read(self.mixer_norm, x, y)
         # mixers that do not pack have no such argument
         mixed, state = self.mixer(normal, state, **({} if packing is None else {"packing": packing}))
         if at is not None:
             x, mixed = _select(x, at), _select(mixed, at)
-        x, y = (x, mixed) if self.residual else (mixed, None)
+        x, y = self._written(self.mixer_norm, x, mixed)
         if self.mlp is not None and self.mlp_norm is not None:
-            x, normal = normalise_sum(self.mlp_norm, x, y)
-            mixed = self.mlp(normal)
-            x, y = (x, mixed) if self.residual else (mixed, None)
+            x, normal = self._read(self.mlp_norm, x, y)
+            x, y = self._written(self.mlp_norm, x, self.mlp(normal))
         return x, y, state
+
+    def _read(self, norm: nn.Module, x: Tensor, y: Tensor | None) -> tuple[Tensor, Tensor]:
+        """x + y, and what the mixer or the MLP reads of it."""
+        if self.post_norm:
+            x = x if y is None else x + y
+            return x, x
+        return normalise_sum(norm, x, y)
+
+    def _written(self, norm: nn.Module, x: Tensor, mixed: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The stream after the mixer or the MLP, as a pair still to be added."""
+        mixed = norm(mixed) if self.post_norm else mixed
+        return (x, mixed) if self.residual else (mixed, None)
 
 
 class Model(nn.Module):
@@ -260,7 +276,7 @@ class Model(nn.Module):
         x, y, spectra = self._embed(tokens), None, []
         for block in self.blocks:
             assert isinstance(block, Block)
-            normal = normalise_sum(block.mixer_norm, x, y)[1]
+            normal = block._read(block.mixer_norm, x, y)[1]
             skipped = not _is_recurrent(block) and any(map(_is_recurrent, self.blocks))
             spectra.append(None if skipped else block.mixer.transition_eigenvalues(normal))
             x, y, _ = block(x, y)
@@ -322,3 +338,5 @@ def _check(config: ModelConfig, vocab_size: int, n_classes: int) -> None:
         raise unknown_name("Model: mlp", config.mlp, MLPS)
     if config.norm not in (*NORMS, "none"):
         raise unknown_name("Model: norm", config.norm, [*NORMS, "none"])
+    if config.attention_norm not in ("pre", "post"):
+        raise unknown_name("Model: attention_norm", config.attention_norm, ["pre", "post"])

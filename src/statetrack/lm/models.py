@@ -106,7 +106,7 @@ def _open_run(folder: Path, tokenizer: str | Path | None) -> OpenedModel:
             f"{folder} is a run of {type(task).__name__}, expected one that predicts the next token. Open it "
             "with statetrack.run.load_run."
         )
-    model = _built(folder, spec.model, task.vocab_size, _weights_of_run(folder))
+    model = model_with_weights(folder, spec.model, task.vocab_size, _weights_of_run(folder))
 
     def read_tokenizer() -> Tokenizer:
         data = task.path if isinstance(task, Corpus) else ""
@@ -136,7 +136,7 @@ def _weights_of_run(folder: Path) -> dict[str, Tensor]:
 
 
 def _open_exported(folder: Path, tokenizer: str | Path | None) -> OpenedModel:
-    config = _json(folder / "config.json")
+    config = read_json(folder / "config.json")
     if config.get("model_type") != EXPORTED:
         raise UserError(
             f"{folder / 'config.json'} is of a model of type {config.get('model_type')!r}, expected "
@@ -153,10 +153,8 @@ def _open_exported(folder: Path, tokenizer: str | Path | None) -> OpenedModel:
         raise UserError(
             f"{folder / 'config.json'}: backbone is a {type(backbone).__name__}, not a ModelConfig."
         )
-    weights: dict[str, Tensor] = {}
-    for file in _weight_files(folder):
-        weights |= _without_prefix(_read(file))
-    model = _built(folder, backbone, sizes["vocab_size"], weights)  # type: ignore[arg-type]
+    weights = _without_prefix(weights_of_folder(folder))
+    model = model_with_weights(folder, backbone, sizes["vocab_size"], weights)  # type: ignore[arg-type]
     # a dtype of its own, such as bfloat16, is kept
     return OpenedModel(
         model,
@@ -167,19 +165,28 @@ def _open_exported(folder: Path, tokenizer: str | Path | None) -> OpenedModel:
     )
 
 
+def weights_of_folder(folder: Path) -> dict[str, Tensor]:
+    """All weights of a Hugging Face folder, from one file or several."""
+    weights: dict[str, Tensor] = {}
+    for file in _weight_files(folder):
+        weights |= _read(file)
+    return weights
+
+
 def _weight_files(folder: Path) -> list[Path]:
     """One file, or those that model.safetensors.index.json names, as transformers writes large models."""
     index = folder / f"{WEIGHTS}.index.json"
     if (folder / WEIGHTS).exists() or not index.exists():
         return [folder / WEIGHTS]
-    names = {*_json(index).get("weight_map", {}).values()}
+    names = {*read_json(index).get("weight_map", {}).values()}
     for name in names:
         if Path(str(name)).name != name:
             raise UserError(f"{index} names the file {name!r}, expected a name without folders.")
     return [folder / name for name in sorted(names)]
 
 
-def _json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file."""
     try:
         data = json.loads(path.read_text())
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
@@ -200,7 +207,9 @@ def _without_prefix(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix(PREFIX): x for name, x in tensors.items() if name.startswith(PREFIX)}
 
 
-def _built(folder: Path, config: ModelConfig, vocab_size: int, weights: dict[str, Tensor]) -> Model:
+def model_with_weights(
+    folder: Path, config: ModelConfig, vocab_size: int, weights: dict[str, Tensor]
+) -> Model:
     """The model with these weights themselves, in their dtype: there is no second copy in memory."""
     with torch.device("meta"):
         model = Model(config, vocab_size, vocab_size)
