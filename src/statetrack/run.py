@@ -11,6 +11,7 @@ Several processes: `torchrun --nproc-per-node 2 -m statetrack.run spec.json --pa
 
 import argparse
 import contextlib
+import dataclasses
 import fcntl
 import json
 import math
@@ -215,21 +216,22 @@ def _check_spec(folder: Path, spec: RunSpec) -> None:
         return
     there = RunSpec.load(path)
     if there != spec:
-        changed = ", ".join(_differences(there.to_dict(), spec.to_dict()))
+        changed = ", ".join(_differences(there, spec))
         raise UserError(
             f"{folder} was written by a different spec ({changed}). "
             "Choose another --out, or delete that folder."
         )
 
 
-def _differences(there: dict, here: dict) -> Iterator[str]:
-    for name in sorted({*there, *here} - {"kind"}):
-        a, b = there.get(name), here.get(name)
-        if isinstance(a, dict) and isinstance(b, dict) and a.get("kind") == b.get("kind"):
+def _differences(there: Any, here: Any) -> Iterator[str]:
+    """The fields in which two configs of one class differ; where a file is does not count."""
+    for field in (field for field in dataclasses.fields(there) if field.compare):
+        a, b = getattr(there, field.name), getattr(here, field.name)
+        if dataclasses.is_dataclass(a) and type(a) is type(b):
             yield from _differences(a, b)
         elif a != b:
-            a, b = (x["kind"] if isinstance(x, dict) else x for x in (a, b))
-            yield f"{name} {a}, here {b}"
+            a, b = (type(x).__name__ if dataclasses.is_dataclass(x) else x for x in (a, b))
+            yield f"{field.name} {a}, here {b}"
 
 
 def _seconds_so_far(folder: Path) -> float:
