@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from statetrack.errors import UserError
 from statetrack.layers import model_config
 from statetrack.lm.shards import write_shards
-from statetrack.run import load_run, print_row, run
+from statetrack.run import load_run, run
 from statetrack.run import main as run_main
 from statetrack.spec import EvaluationConfig, RunSpec, TrainingConfig
 from statetrack.tasks import Corpus, task
@@ -23,6 +23,7 @@ from statetrack.training import Options, evaluate
 from statetrack.training.corpus_source import CorpusSource, permuted
 from statetrack.training.graph_step import GraphStep
 from statetrack.training.next_tokens import NextTokens
+from statetrack.training.printed_rows import print_row
 from statetrack.training.protocols import WHOLE, Share
 from statetrack.training.ranks import Ranks
 from statetrack.training.sharded_step import ShardedStep

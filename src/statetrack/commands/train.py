@@ -11,10 +11,11 @@ from statetrack.layers import model_config
 from statetrack.layers.presets import preset_names
 from statetrack.ops.checks import checked
 from statetrack.plugins import load_plugins
-from statetrack.run import print_row, run
+from statetrack.run import run
 from statetrack.spec import EvaluationConfig, RunSpec, TrainingConfig
 from statetrack.tasks import TASKS, task
 from statetrack.training import Options
+from statetrack.training.printed_rows import print_row
 
 
 @dataclass(frozen=True)

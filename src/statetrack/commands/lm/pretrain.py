@@ -20,12 +20,13 @@ from statetrack.lm.extend import extended_spec
 from statetrack.lm.specs import CONTEXT, EVALUATION, PAPER, TRAINING
 from statetrack.lm.tokenizers import check_same_tokenizer
 from statetrack.plugins import load_plugins
-from statetrack.run import RESULTS, TOKENIZER, print_row, processes, run
+from statetrack.run import RESULTS, TOKENIZER, processes, run
 from statetrack.spec import RunSpec
 from statetrack.tasks import Corpus
 from statetrack.training import Options
 from statetrack.training.corpus_source import check_corpus
 from statetrack.training.loop import resolve_device
+from statetrack.training.printed_rows import print_row
 from statetrack.training.ranks import Ranks, is_first_process, leaving_at_once
 
 PAPER_PREFIX = "paper:"
