@@ -1,6 +1,8 @@
-"""Which code carried out a run, as far as it can be told."""
+"""Which code carried out a run, and on which processor, as far as it can be told."""
 
+import contextlib
 import os
+import platform
 import subprocess
 from functools import lru_cache
 from pathlib import Path
@@ -38,3 +40,12 @@ def _git(root: Path, *arguments: str) -> str:
         timeout=SECONDS,
     )
     return answer.stdout.strip()
+
+
+def processor() -> str:
+    """The name of the processor, if the system reports it."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()

@@ -11,15 +11,14 @@ Several processes: `torchrun --nproc-per-node 2 -m statetrack.run spec.json --pa
 
 import argparse
 import contextlib
+import dataclasses
 import fcntl
 import json
-import math
 import platform
 import shutil
 import threading
 import time
 from collections.abc import Iterator
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +29,12 @@ from statetrack.exit_codes import exit_codes
 from statetrack.files import PARTIAL, write_atomically, write_json
 from statetrack.layers import Model
 from statetrack.plugins import use_plugins
-from statetrack.provenance import commit
+from statetrack.provenance import commit, processor
 from statetrack.spec import RunSpec
 from statetrack.tasks import Corpus
 from statetrack.training import Options, build_model, train
 from statetrack.training.loop import CHECKPOINTS, Running, check_options, resolve_device, stop_signals
+from statetrack.training.printed_rows import print_row
 from statetrack.training.ranks import (
     PARALLEL,
     Ranks,
@@ -186,15 +186,6 @@ def machine(options: Options) -> dict[str, str]:
     } | several
 
 
-def processor() -> str:
-    """The name of the processor, if the system reports it."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
-
-
 @contextlib.contextmanager
 def claim(folder: Path) -> Iterator[None]:
     """Lock the folder for this process; the operating system releases the lock when the process ends."""
@@ -218,21 +209,22 @@ def _check_spec(folder: Path, spec: RunSpec) -> None:
         return
     there = RunSpec.load(path)
     if there != spec:
-        changed = ", ".join(_differences(there.to_dict(), spec.to_dict()))
+        changed = ", ".join(_differences(there, spec))
         raise UserError(
             f"{folder} was written by a different spec ({changed}). "
             "Choose another --out, or delete that folder."
         )
 
 
-def _differences(there: dict, here: dict) -> Iterator[str]:
-    for name in sorted({*there, *here} - {"kind"}):
-        a, b = there.get(name), here.get(name)
-        if isinstance(a, dict) and isinstance(b, dict) and a.get("kind") == b.get("kind"):
+def _differences(there: Any, here: Any) -> Iterator[str]:
+    """The fields in which two configs of one class differ; where a file is does not count."""
+    for field in (field for field in dataclasses.fields(there) if field.compare):
+        a, b = getattr(there, field.name), getattr(here, field.name)
+        if dataclasses.is_dataclass(a) and type(a) is type(b):
             yield from _differences(a, b)
         elif a != b:
-            a, b = (x["kind"] if isinstance(x, dict) else x for x in (a, b))
-            yield f"{name} {a}, here {b}"
+            a, b = (type(x).__name__ if dataclasses.is_dataclass(x) else x for x in (a, b))
+            yield f"{field.name} {a}, here {b}"
 
 
 def _seconds_so_far(folder: Path) -> float:
@@ -293,31 +285,6 @@ def main(arguments: list[str] | None = None) -> None:
 def processes(device: str) -> contextlib.AbstractContextManager[Ranks]:
     """This process alone, or those of torchrun."""
     return start_processes(resolve_device(device)) if under_torchrun() else contextlib.nullcontext(Ranks())
-
-
-def print_row(step: int, row: dict[str, Any]) -> None:
-    """One readable line per row of metrics."""
-    parts = [f"step {step:>7}", f"loss {row['loss']:.4f}", *_speed(row)]
-    parts += [f"acc@{length} {value:.3f}" for length, value in row.get("accuracy", {}).items()]
-    if "scaled_accuracy" in row:
-        majority = row["majority_scaled_accuracy"]
-        parts.append(f"scaled {row['scaled_accuracy']:.3f} (majority answer {majority:.3f})")
-    if "heldout_loss" in row:
-        parts.append(f"heldout {row['heldout_loss']:.4f}")
-        parts += [f"ppl@{edge} {value:.2f}" for edge, value in row["perplexity"].items()]
-    print("  ".join(parts), flush=True)
-
-
-def _speed(row: dict[str, Any]) -> list[str]:
-    """What the row of a language model has beside its loss, before it is evaluated."""
-    if "tokens_per_second" not in row:
-        return []
-    parts = [f"ppl {math.exp(min(row['loss'], 700.0)):.2f}", f"lr {row['lr']:.2e}"]
-    parts += [f"grad {row['grad_norm']:.3f}"] if "grad_norm" in row else []
-    parts.append(f"{row['tokens_per_second']:,.0f} tokens/s")
-    parts += [f"MFU {row['mfu']:.1%}"] if "mfu" in row else []
-    left = timedelta(seconds=round(row["seconds_left"]))
-    return [*parts, f"{row['memory_bytes'] / 1e9:.1f} GB", f"{left} left"]
 
 
 if __name__ == "__main__":

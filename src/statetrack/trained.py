@@ -7,10 +7,11 @@ from typing import Any
 from statetrack import tasks
 from statetrack.layers import AttentionConfig, Model, ModelConfig, model_config
 from statetrack.peer_options import PEER_OPTIONS, unknown_option
-from statetrack.run import RESULTS, load_run, print_row, run
+from statetrack.run import RESULTS, load_run, run
 from statetrack.spec import EvaluationConfig, RunSpec, TrainingConfig
 from statetrack.tasks import Task
 from statetrack.training import Options
+from statetrack.training.printed_rows import print_row
 
 __all__ = ["TrainedModel", "train"]
 

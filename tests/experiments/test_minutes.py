@@ -61,30 +61,25 @@ def kept(tmp_path_factory):
     """A folder as docs/results: seed 0 of fig-parity, finished elsewhere."""
     folder = tmp_path_factory.mktemp("kept")
     out = folder / "elsewhere"
-    reproduce("fig-parity", ReproduceOptions("smoke", out=out, device="cpu", only="'seed 0'"))
+    options = ReproduceOptions("smoke", out=out, device="cpu", only="'seed 0'", runs_per_gpu=2)
+    reproduce("fig-parity", options)
     export(read_index(out / "fig-parity/smoke"), folder / "fig-parity/smoke")
     return folder
 
 
 def test_kept_results_are_repeated_unless_they_are_named(kept, tmp_path, capsys):
-    arguments = ["fig-parity", "--scale", "smoke", "--device", "cpu", "--out"]
-    main([*arguments, str(tmp_path / "new"), "--with-results", str(kept)])
+    """The report shows those that are named beside the new ones."""
+    arguments = ["fig-parity", "--scale", "smoke", "--device", "cpu", "--only", "'[-1,1]'"]
+    out = tmp_path / "new"
+    command(["reproduce", *arguments, "--out", str(out), "--with-results", str(kept)])
     shown = capsys.readouterr().out
     assert "2 of 4 runs" in shown
-    assert "2 of 2 cells of the paper with 2 seeds; 4 of 4 runs" in shown
-    seeds = {json.loads(path.read_text())["seed"] for path in tmp_path.glob("new/runs/*/spec.json")}
-    assert seeds == {1}
-    main([*arguments, str(tmp_path / "again")])
-    assert len(list(tmp_path.glob("again/runs/*/done.json"))) == 4
-
-
-def test_the_report_shows_kept_results_beside_the_new_ones(kept, tmp_path, capsys):
-    out = ["--out", str(tmp_path / "new"), "--with-results", str(kept), "--device", "cpu"]
-    command(["reproduce", "fig-parity", "--scale", "smoke", "--only", "'[-1,1]' 'seed 1'", *out])
-    shown = capsys.readouterr().out
     assert "3 of 4 runs: 1 of 2 cells (a model on a task) with 2 seeds, 1 with fewer." in shown
-    page = (tmp_path / "new/fig-parity/smoke/report.html").read_text()
-    assert "3 of 4 runs: " in page
+    assert "3 of 4 runs: " in (out / "fig-parity/smoke/report.html").read_text()
+    seeds = {json.loads(path.read_text())["seed"] for path in out.glob("runs/*/spec.json")}
+    assert seeds == {1}
+    main([*arguments, "--out", str(tmp_path / "again"), "--runs-per-gpu", "2"])
+    assert len(list(tmp_path.glob("again/runs/*/done.json"))) == 2
 
 
 @pytest.mark.slow

@@ -3,8 +3,6 @@
 import itertools
 import json
 import math
-import subprocess
-import sys
 from dataclasses import replace
 
 import numpy as np
@@ -17,13 +15,15 @@ from hypothesis import strategies as st
 from statetrack.errors import UserError
 from statetrack.layers import model_config
 from statetrack.lm.shards import write_shards
-from statetrack.run import load_run, print_row, run
+from statetrack.run import load_run, run
+from statetrack.run import main as run_main
 from statetrack.spec import EvaluationConfig, RunSpec, TrainingConfig
 from statetrack.tasks import Corpus, task
 from statetrack.training import Options, evaluate
 from statetrack.training.corpus_source import CorpusSource, permuted
 from statetrack.training.graph_step import GraphStep
 from statetrack.training.next_tokens import NextTokens
+from statetrack.training.printed_rows import print_row
 from statetrack.training.protocols import WHOLE, Share
 from statetrack.training.ranks import Ranks
 from statetrack.training.sharded_step import ShardedStep
@@ -254,17 +254,17 @@ def test_micro_batches_give_the_step_of_the_whole_batch(tmp_path, reset):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
-def test_a_spec_file_runs_from_the_command_line(tmp_path):
+def test_a_spec_file_runs_from_the_command_line(tmp_path, capsys):
     small_shards(tmp_path / "data")
     spec = small_spec(task(f"corpus:{tmp_path / 'data'}"), steps=2)
     spec = replace(
         spec, task=replace(spec.task, context=16), training=replace(spec.training, train_lengths=None)
     )
     (tmp_path / "spec.json").write_text(json.dumps(spec.to_dict()))
-    command = [sys.executable, "-m", "statetrack.run", "spec.json", "--out", "out", "--device", "cpu"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert "heldout" in done.stdout
-    assert "ppl@16" in done.stdout
+    run_main([str(tmp_path / "spec.json"), "--out", str(tmp_path / "out"), "--device", "cpu"])
+    printed = capsys.readouterr().out
+    assert "heldout" in printed
+    assert "ppl@16" in printed
     spec_there, model = load_run(tmp_path / "out")
     assert spec_there == spec.resolved()
     assert model.head.out_features == VOCABULARY

@@ -175,3 +175,16 @@ def test_ctrl_c_leaves_a_whole_line(folder, capsys, monkeypatch):
     assert stopped.value.code == 130
     assert printed.out == "one\n"
     assert printed.err == "Stopped.\n"
+
+
+def test_mistakes_are_explained_before_anything_is_printed(folder, tmp_path, capsys):
+    (tmp_path / "other.json").write_text("{}")
+    for arguments, message in (
+        (["--prompt", "one", str(folder)], "first, before any option"),
+        ([str(folder), "--prompt", "one", "--tokenizer", str(tmp_path / "other.json")], "tokenizer"),
+    ):
+        with pytest.raises(SystemExit) as stopped:
+            main(["lm", "generate", *arguments])
+        printed = capsys.readouterr()
+        assert (stopped.value.code, printed.out) == (2, "")
+        assert message in printed.err

@@ -194,6 +194,8 @@ def test_without_network_the_error_says_what_to_do(folder, monkeypatch):
 def test_wrong_names_and_folders_are_explained(folder, tmp_path):
     with pytest.raises(UserError, match="is not a folder"):
         evaluate(open_model(folder), ["paper"], include_path=tmp_path / "nowhere")
+    with pytest.raises(UserError, match="no task was named"):
+        evaluate(open_model(folder), [])
 
 
 def test_our_column_stands_beside_the_paper_s():

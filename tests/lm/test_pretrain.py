@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from corpora import END, VOCABULARY, cycling_documents, small_shards
 
 from statetrack import cli
 from statetrack.commands.lm.pretrain import read_arguments
+from statetrack.config import from_dict
 from statetrack.errors import UserError
 from statetrack.files import load_tensors
 from statetrack.layers import count_parameters
@@ -136,6 +138,26 @@ def test_what_names_no_model_or_data_is_refused(arguments, message, data):
     assert message in str(refused.value)
 
 
+def test_data_that_cannot_be_trained_on_leave_no_folder(tmp_path, capsys):
+    write_shards(tmp_path / "data", {"train": [[1, 2] * 30]}, vocab_size=257, end_of_document=256)
+    arguments = ["--data", str(tmp_path / "data"), *TINY, "--out", str(tmp_path / "run")]
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["lm", "pretrain", "deltanet-10m", *arguments])
+    assert stopped.value.code == 2
+    assert "no held-out split" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_of_another_run_is_refused_by_what_decides_the_result(finished, data, tmp_path):
+    """Where the data are does not."""
+    shutil.copytree(data, tmp_path / "moved")
+    arguments = [str(finished / "spec.json"), "--data", str(tmp_path / "moved"), "--device", "cpu"]
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["lm", "pretrain", *arguments, "--seed", "1", "--out", str(finished)])
+    assert stopped.value.code == 2
+    cli.main(["lm", "pretrain", *arguments, "--out", str(finished)])
+
+
 def test_an_extended_run_starts_from_the_weights_and_names_them_by_content(finished, data, tmp_path):
     _, spec = read_arguments(["--extend", str(finished)])
     before, _ = load_run(finished)
@@ -215,7 +237,7 @@ def test_activation_checkpointing_changes_no_loss(data, tmp_path):
     assert rows[0] == rows[1]
 
 
-def test_without_data_the_corpus_is_the_standard_library(tmp_path, monkeypatch):
+def test_without_data_the_corpus_is_the_standard_library(tmp_path, monkeypatch, capsys):
     """A library of two files stands for it, to save time."""
     for name in ("first", "second"):
         (tmp_path / f"lib/{name}.py").parent.mkdir(exist_ok=True)
@@ -226,7 +248,11 @@ def test_without_data_the_corpus_is_the_standard_library(tmp_path, monkeypatch):
     folder = embedded_corpus(say=said.append)
     assert folder == cache_folder()
     assert "Tokenising the standard library" in said[0]
-    _, spec = read_arguments(["deltanet-10m"])
+    shutil.rmtree(folder)
+    cli.main(["lm", "pretrain", "deltanet-10m", "--context", "16", "--print-spec"])
+    printed = capsys.readouterr()
+    assert "Tokenising the standard library" in printed.err
+    spec = from_dict(json.loads(printed.out))
     assert (spec.task.path, spec.task.vocab_size) == (str(folder), 257)
 
 

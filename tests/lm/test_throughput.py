@@ -9,9 +9,10 @@ from corpora import small_corpus
 
 from statetrack.integrations.loggers import logging_to, numbers
 from statetrack.layers import model_config
-from statetrack.run import print_row, run
+from statetrack.run import run
 from statetrack.spec import EvaluationConfig, RunSpec, TrainingConfig
 from statetrack.training import Options, throughput
+from statetrack.training.printed_rows import print_row
 from statetrack.training.ranks import Ranks
 from statetrack.training.throughput import Meter, flops_per_token, peak_flops
 

@@ -59,6 +59,12 @@ def test_a_tokenizer_is_trained_and_then_taken_for_other_data(texts, capsys):
     assert "Training a tokenizer of 270 tokens" in capsys.readouterr().out
 
 
+def test_inputs_may_follow_the_options(texts, capsys):
+    lm_tokenize("--heldout", 0.2, "--out", texts / "out", texts / "code", texts / "prose")
+    assert capsys.readouterr().out.startswith("train")
+    assert TokenShards.open(texts / "out").documents("train").size > 31, "both folders were read"
+
+
 def test_checksums_are_compared_on_demand(texts, capsys):
     lm_tokenize(texts / "code", "--out", texts / "out")
     lm_tokenize("--check", texts / "out")

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from statetrack.errors import UserError
 from statetrack.layers import model_config
-from statetrack.run import print_row
 from statetrack.spec import EvaluationConfig, RunSpec
 from statetrack.tasks import IGNORE, BracketArithmetic, ModularArithmetic, task
 from statetrack.training import build_model, evaluate
+from statetrack.training.printed_rows import print_row
 
 NAMES = ("mod-arithmetic", "mod-arithmetic-brackets", "mod-arithmetic-brackets-no-mult")
 PYTHON = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}

@@ -88,7 +88,7 @@ def test_files_cut_short_by_a_kill_are_swept_up(small_spec, tmp_path):
 @pytest.mark.slow
 def test_a_killed_process_resumes_to_the_same_metrics(small_spec, change, tmp_path):
     """SIGKILL at three moments in one run, as a power cut would."""
-    spec = change(small_spec, steps=300)
+    spec = change(small_spec, steps=120)
     run(spec, tmp_path / "whole", Options(**QUIET))
     (tmp_path / "spec.json").write_text(json.dumps(spec.to_dict()))
     cut = tmp_path / "cut"
@@ -96,7 +96,7 @@ def test_a_killed_process_resumes_to_the_same_metrics(small_spec, change, tmp_pa
     command += ["--checkpoint-seconds", "0", "--device", "cpu"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     kills = 0
-    for wanted in (1, 60, 150):
+    for wanted in (1, 25, 60):
         process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
         while process.poll() is None and not _reached(cut, wanted):
             time.sleep(0.005)

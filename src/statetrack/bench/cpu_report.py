@@ -13,7 +13,7 @@ from statetrack.bench.cases import CPU_CASES, Case, check_chosen, growth_cases
 from statetrack.bench.measure import median_seconds, peak_bytes
 from statetrack.errors import UserError
 from statetrack.ops.native import library
-from statetrack.run import processor
+from statetrack.provenance import processor
 
 
 def cpu_report(

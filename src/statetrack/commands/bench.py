@@ -16,7 +16,7 @@ import torch
 from statetrack.commands.flags import parse
 from statetrack.errors import UserError
 from statetrack.files import write_json
-from statetrack.run import processor
+from statetrack.provenance import processor
 from statetrack.training.loop import resolve_device
 
 # packages whose versions are recorded with the results, and the module each provides

@@ -55,6 +55,16 @@ def take_first(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
     return None, list(arguments)
 
 
+def take_model(arguments: Sequence[str], command: str) -> tuple[str, list[str]]:
+    """The folder of a model, which comes before the flags, and the flags; "" where --help is asked for."""
+    folder, flags = take_first(arguments)
+    if folder is None and not {"-h", "--help"} & {*flags}:
+        raise UserError(
+            f"{command}: give the folder of a run or of an exported model first, before any option."
+        )
+    return folder or "", flags
+
+
 def take_leading(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """The arguments before the first flag, and the rest."""
     flags = [i for i, argument in enumerate(arguments) if argument.startswith("-")]

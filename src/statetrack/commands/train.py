@@ -45,9 +45,10 @@ def _train(spec: "RunSpec", options: TrainOptions) -> None:
     from statetrack.commands.progress import steps_bar
     from statetrack.integrations.loggers import logging_to
     from statetrack.ops.checks import checked
-    from statetrack.run import RESULTS, print_row, run
+    from statetrack.run import RESULTS, run
     from statetrack.training import Options
     from statetrack.training.loop import check_options, resolve_device
+    from statetrack.training.printed_rows import print_row
 
     folder = options.out or RESULTS / spec.id
     how = Options(options.device, options.checkpoint_seconds, options.cuda_graphs)

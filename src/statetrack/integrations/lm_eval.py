@@ -76,6 +76,8 @@ def evaluate(
     harness = require("lm_eval", extra="eval", for_="evaluation on benchmark tasks")
     logging.getLogger("lm_eval").setLevel(logging.ERROR)  # it warns of what is meant here
     names = list(dict.fromkeys(_named(tasks)))
+    if not names:
+        raise UserError(f"lm eval: no task was named, expected {GROUP!r} or names of tasks.")
     manager = _task_manager(names, include_path)
     model = _harness_model(opened, batch_size, max_length or opened.context)
     try:
@@ -88,7 +90,7 @@ def evaluate(
             log_samples=False,
             bootstrap_iters=0,
         )
-    except ConnectionError as error:
+    except (ConnectionError, FileNotFoundError) as error:
         raise UserError(
             f"The data of a task cannot be loaded: {error}. lm-evaluation-harness takes them from the "
             "Hugging Face hub. Without network, run it once where there is one and copy the cache (HF_HOME), "

@@ -1,22 +1,20 @@
 """What `statetrack lm demo` trains: a small DeltaNet in both ranges on the bytes of the standard library."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from statetrack.layers import model_config
 from statetrack.lm.compare import Difference
-from statetrack.lm.inputs import Reading, open_inputs
 from statetrack.lm.measured import Perplexities
-from statetrack.lm.tokenize import TokenizeOptions, tokenize_units
 from statetrack.ops.checks import EIGENVALUES
 from statetrack.spec import EvaluationConfig, RunSpec, TrainingConfig
 from statetrack.tasks import Corpus
 
-__all__ = ["DemoSize", "corpus_folder", "specs", "summary"]
+__all__ = ["HELDOUT", "DemoSize", "specs", "summary"]
 
-HELDOUT = 0.1  # part of the files
+HELDOUT = 0.1  # part of the files: the demo measures long sequences
 
 
 @dataclass(frozen=True)
@@ -31,14 +29,6 @@ class DemoSize:
     heads: int = 2
     lr: float = 3e-3
     seed: int = 0
-
-
-def corpus_folder(folder: Path, say: Callable[[str], None]) -> Path:
-    """Token shards of the standard library's Python files as bytes; made at the first call."""
-    options = TokenizeOptions(heldout=HELDOUT)
-    opened = open_inputs([], Reading(), options.shard_bytes)
-    tokenize_units(opened.units, folder, options, skipped=opened.skipped, say=say)
-    return folder
 
 
 def specs(data: Path, size: DemoSize) -> list[RunSpec]:

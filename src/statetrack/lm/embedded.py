@@ -2,6 +2,7 @@
 
 import os
 import platform
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,12 +19,19 @@ def cache_folder() -> Path:
     return cache / "statetrack" / f"standard-library-{platform.python_version()}"
 
 
-def embedded_corpus(folder: Path | None = None, say: Callable[[str], None] = print) -> Path:
+def to_stderr(text: str) -> None:
+    """Print a message where it does not mix with what a command prints, such as a spec."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def embedded_corpus(
+    folder: Path | None = None, heldout: float = HELDOUT, say: Callable[[str], None] = to_stderr
+) -> Path:
     """A folder of token shards of the standard library, written at the first call."""
     folder = cache_folder() if folder is None else folder
     if not (folder / INDEX).exists():
         say(f"Tokenising the standard library of Python {platform.python_version()} into {folder}.")
-        options = TokenizeOptions(heldout=HELDOUT)
+        options = TokenizeOptions(heldout=heldout)
         opened = open_inputs([], Reading(), options.shard_bytes)
         tokenize_units(opened.units, folder, options, skipped=opened.skipped, say=say)
     return folder

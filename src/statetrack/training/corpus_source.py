@@ -33,7 +33,7 @@ class CorpusSource:
     def __init__(self, spec: RunSpec):
         assert isinstance(spec.task, Corpus)
         self.spec, self.context, self.shards = spec, spec.task.context, spec.task.shards
-        _check(spec, spec.task)
+        check_corpus(spec)
         if self.shards.bytes <= VERIFIED_UP_TO:
             self.shards.verify()
         self.windows = (self.shards.tokens(TRAIN) - 1) // self.context
@@ -104,9 +104,11 @@ def _mixed(x: np.ndarray) -> np.ndarray:
     return x ^ (x >> np.uint64(31))
 
 
-def _check(spec: RunSpec, corpus: Corpus) -> None:
+def check_corpus(spec: RunSpec) -> None:
     """What would fail at the first step, or at the last, is refused before it."""
-    training, shards = spec.training, corpus.shards
+    assert isinstance(spec.task, Corpus)
+    corpus, training = spec.task, spec.training
+    shards = corpus.shards
     if training.train_samples:
         raise UserError(
             f"training: train_samples is {training.train_samples}, but a corpus brings its own training set. "

@@ -72,7 +72,8 @@ class Options:
         elif self.parallel is not None:
             raise UserError(
                 f"parallel is {self.parallel}, which needs several processes: start them with "
-                f"torchrun --nproc-per-node 2 -m statetrack.run SPEC --parallel {self.parallel}"
+                f"torchrun --nproc-per-node 2 -m statetrack.run SPEC --parallel {self.parallel} "
+                "(a language model: -m statetrack.cli lm pretrain instead)."
             )
         if not self.ranks.is_first:
             self.say = lambda text: None

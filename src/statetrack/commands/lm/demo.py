@@ -17,7 +17,8 @@ from statetrack.commands.lm.perplexity import (
 )
 from statetrack.commands.progress import progress_bars
 from statetrack.lm.candidates import family
-from statetrack.lm.demo import DemoSize, corpus_folder, specs, summary
+from statetrack.lm.demo import HELDOUT, DemoSize, specs, summary
+from statetrack.lm.embedded import embedded_corpus
 from statetrack.lm.measure_models import Sequences, measure_models
 from statetrack.lm.perplexity import WindowReader
 from statetrack.report import figures, language_models
@@ -50,7 +51,7 @@ def main(arguments: Sequence[str]) -> None:
     options = parse(DemoOptions, arguments, "statetrack lm demo")
     figures.new_figure(1, 1)  # a missing extra is reported before the training
     started, out = time.monotonic(), options.out
-    data = options.data or corpus_folder(out / "data", _quiet)
+    data = options.data or embedded_corpus(out / "data", HELDOUT)
     shards = TokenShards.open(data)
     heldout = sum(shards.tokens(split) for split in shards.heldout)
     print(

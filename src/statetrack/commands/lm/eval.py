@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from statetrack.commands.flags import parse, take_first
+from statetrack.commands.flags import parse, take_model
 from statetrack.errors import UserError, require
 from statetrack.files import write_json
 from statetrack.integrations.lm_eval import PAPER_TASKS, evaluate, paper_table
@@ -34,10 +34,8 @@ class EvalOptions:
 
 
 def main(arguments: Sequence[str]) -> None:
-    folder, flags = take_first(arguments)
+    folder, flags = take_model(arguments, "lm eval")
     options = parse(EvalOptions, flags, "statetrack lm eval MODEL")
-    if folder is None:
-        raise UserError("lm eval: give the folder of a run or of an exported model first.")
     for name in ("limit", "batch_size", "max_length"):
         value = getattr(options, name)
         if value is not None and value < 1:

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import torch
 
-from statetrack.commands.flags import parse, take_first
-from statetrack.errors import UserError
+from statetrack.commands.flags import parse, take_model
 from statetrack.lm.generate import Sampling, stream, text_pieces
 from statetrack.lm.models import OpenedModel, open_model
 from statetrack.training.loop import resolve_device
@@ -35,20 +34,18 @@ class GenerateOptions:
 
 
 def main(arguments: Sequence[str]) -> None:
-    folder, flags = take_first(arguments)
+    folder, flags = take_model(arguments, "lm generate")
     options = parse(GenerateOptions, flags, "statetrack lm generate MODEL")
-    if folder is None:
-        raise UserError("lm generate: give the folder of a run or of an exported model first.")
     prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
     device = resolve_device(options.device)
-    sampling = Sampling(
-        options.temperature, options.top_k, options.top_p
-    )  # wrong ones are found before loading
+    # wrong options are found before the model is loaded, a wrong tokenizer before anything is printed
+    sampling = Sampling(options.temperature, options.top_k, options.top_p)
     opened = open_model(folder, tokenizer=options.tokenizer)
     opened.model.to(device)
+    decode = opened.tokenizer.decode
     sys.stdout.write(prompt)
     try:
-        for piece in text_pieces(opened.tokenizer.decode, _tokens(opened, prompt, sampling, options, device)):
+        for piece in text_pieces(decode, _tokens(opened, prompt, sampling, options, device)):
             sys.stdout.write(piece)
             sys.stdout.flush()
     finally:  # also when the user stops it

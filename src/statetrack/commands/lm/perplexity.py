@@ -45,9 +45,11 @@ class PerplexityOptions:
 
 def main(arguments: Sequence[str]) -> None:
     folders, rest = take_leading(take_plugins(arguments))
+    if len(folders) < 2 and not {"-h", "--help"} & {*rest}:
+        raise UserError(
+            f"lm perplexity: give models and the folder of the data first, before any option: {USAGE}"
+        )
     options = parse(PerplexityOptions, rest, USAGE)
-    if len(folders) < 2:
-        raise UserError(f"lm perplexity: give models and the folder of the data: {USAGE}")
     figures.new_figure(1, 1)  # a missing extra is reported before the work
     *models, data = folders
     shards, progress = TokenShards.open(data), Progress()

@@ -19,12 +19,14 @@ from statetrack.lm.embedded import embedded_corpus
 from statetrack.lm.extend import extended_spec
 from statetrack.lm.specs import CONTEXT, EVALUATION, PAPER, TRAINING
 from statetrack.lm.tokenizers import check_same_tokenizer
-from statetrack.plugins import find, load_plugins
-from statetrack.run import RESULTS, TOKENIZER, print_row, processes, run
+from statetrack.plugins import load_plugins
+from statetrack.run import RESULTS, TOKENIZER, processes, run
 from statetrack.spec import RunSpec
 from statetrack.tasks import Corpus
 from statetrack.training import Options
+from statetrack.training.corpus_source import check_corpus
 from statetrack.training.loop import resolve_device
+from statetrack.training.printed_rows import print_row
 from statetrack.training.ranks import Ranks, is_first_process, leaving_at_once
 
 PAPER_PREFIX = "paper:"
@@ -63,6 +65,8 @@ def main(arguments: Sequence[str]) -> None:
     with leaving_at_once(), exit_codes(quiet=not is_first_process()), processes(device) as ranks:
         with ranks.together():
             options, spec = read_arguments(arguments, ranks)
+            if not options.print_spec:
+                check_corpus(spec)  # before the run, which makes its folder first
         if options.print_spec:
             if ranks.is_first:
                 print(json.dumps(spec.to_dict(), indent=2))
@@ -148,9 +152,16 @@ def _default(
         raise UserError(f"lm pretrain needs a spec, a preset or paper:NAME, for example {EXAMPLE}.")
     if name.endswith(".json") or Path(name).is_file():
         return _from_file(Path(name), data)
+    if Path(name, "spec.json").is_file():
+        raise UserError(
+            f"lm pretrain: {name} is the folder of a run. To go on with it: {name}/spec.json --out {name}"
+        )
     folder = data if data is not None else ranks.on_first(lambda: str(embedded_corpus()))
     if name.startswith(PAPER_PREFIX):
-        paper = find("lm pretrain: run of the paper", name.removeprefix(PAPER_PREFIX), PAPER)
+        run_name = name.removeprefix(PAPER_PREFIX)
+        if run_name not in PAPER:
+            raise unknown_name("lm pretrain: run of the paper", run_name, PAPER)
+        paper = PAPER[run_name]
         corpus = Corpus(folder, context=CONTEXT, vocabulary=paper.vocabulary)
         return RunSpec(corpus, model_config(paper.model), paper.training, EVALUATION)
     # a CPU has no fast bfloat16

@@ -6,15 +6,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from statetrack.commands.flags import parse, take_all, take_leading
+from statetrack.commands.flags import parse, take_all
 from statetrack.commands.progress import bytes_bar
 from statetrack.errors import UserError
+from statetrack.lm import embedded
 from statetrack.lm.inputs import HUB, TEXT_SUFFIXES, Reading, open_inputs
 from statetrack.lm.tokenize import BAD, Report, TokenizeOptions, tokenize_units
 from statetrack.lm.tokenize_workers import Progress
 from statetrack.tasks.token_shards import SPLIT_NAME, TRAIN, TokenShards
 
-HELDOUT, HELDOUT_OF_STDLIB = 0.005, 0.05
+HELDOUT = 0.005  # part of the documents
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class TokenizeFlags:
     `--heldout-set NAME=PATH` (repeatable) makes the documents of PATH a held-out split of that name.
     """
 
+    inputs: tuple[str, ...]  # INPUT...; the standard library when there is none
     out: Path = Path("corpus")  # folder of the shards
     tokenizer: Path | None = None  # tokenizer.json of the `tokenizers` library; bytes when None
     train_tokenizer: int = 0  # train a byte-level BPE of this many tokens on the training documents
@@ -45,8 +47,8 @@ class TokenizeFlags:
 
 def main(arguments: Sequence[str]) -> None:
     given_sets, rest = take_all(arguments, "--heldout-set")
-    inputs, rest = take_leading(rest)
-    flags = parse(TokenizeFlags, rest, "statetrack lm tokenize [INPUT...]")
+    flags = parse(TokenizeFlags, rest, "statetrack lm tokenize", positional=True)
+    inputs = list(flags.inputs)
     if flags.check is not None:
         print(_checked(flags.check))
         return
@@ -62,7 +64,7 @@ def main(arguments: Sequence[str]) -> None:
     )
     heldout = flags.heldout
     if heldout is None:
-        heldout = HELDOUT if inputs else HELDOUT_OF_STDLIB
+        heldout = HELDOUT if inputs else embedded.HELDOUT
     options = TokenizeOptions(
         tokenizer=flags.tokenizer,
         train_tokenizer=flags.train_tokenizer,
@@ -105,7 +107,8 @@ def summary(report: Report, folder: Path) -> str:
         lines.append(f"{sum(report.bad.values()):,} not read: {reasons}; see {folder / BAD}")
     if report.splits.keys() == {TRAIN}:
         lines.append(
-            "No held-out document: training will refuse this. Raise --heldout, or name a --heldout-set."
+            "No held-out document: training will refuse this. Raise --heldout, name a --heldout-set, or cut "
+            'text files into documents: --separator "" cuts at blank lines.'
         )
     return "\n".join([*lines, f"{folder}: a vocabulary of {report.vocab_size:,} tokens"])
 

@@ -1,0 +1,30 @@
+"""Rows of metrics as lines of text."""
+
+import math
+from datetime import timedelta
+from typing import Any
+
+
+def print_row(step: int, row: dict[str, Any]) -> None:
+    """One readable line per row of metrics."""
+    parts = [f"step {step:>7}", f"loss {row['loss']:.4f}", *_speed(row)]
+    parts += [f"acc@{length} {value:.3f}" for length, value in row.get("accuracy", {}).items()]
+    if "scaled_accuracy" in row:
+        majority = row["majority_scaled_accuracy"]
+        parts.append(f"scaled {row['scaled_accuracy']:.3f} (majority answer {majority:.3f})")
+    if "heldout_loss" in row:
+        parts.append(f"heldout {row['heldout_loss']:.4f}")
+        parts += [f"ppl@{edge} {value:.2f}" for edge, value in row["perplexity"].items()]
+    print("  ".join(parts), flush=True)
+
+
+def _speed(row: dict[str, Any]) -> list[str]:
+    """What the row of a language model has beside its loss, before it is evaluated."""
+    if "tokens_per_second" not in row:
+        return []
+    parts = [f"ppl {math.exp(min(row['loss'], 700.0)):.2f}", f"lr {row['lr']:.2e}"]
+    parts += [f"grad {row['grad_norm']:.3f}"] if "grad_norm" in row else []
+    parts.append(f"{row['tokens_per_second']:,.0f} tokens/s")
+    parts += [f"MFU {row['mfu']:.1%}"] if "mfu" in row else []
+    left = timedelta(seconds=round(row["seconds_left"]))
+    return [*parts, f"{row['memory_bytes'] / 1e9:.1f} GB", f"{left} left"]
