@@ -38,6 +38,14 @@ def is_checked() -> bool:
     return os.environ.get("STATETRACK_CHECKED", "0") not in ("", "0") if on is None else on
 
 
+def can_look(tensor: Tensor) -> bool:
+    """Whether numbers can be read at once: without waiting for a GPU, and not while something traces."""
+    plain = type(tensor) in (Tensor, torch.nn.Parameter) and tensor.device.type == "cpu"
+    if not plain or torch.compiler.is_compiling():
+        return False
+    return not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+
+
 def check_shape(
     op: str, name: str, tensor: Tensor, expected: tuple[int, ...], meaning: str, hint: str = ""
 ) -> None:
@@ -114,11 +122,21 @@ def check_range(op: str, name: str, tensor: Tensor, low: float, high: float, hin
         )
 
 
-def check_finite(op: str, **tensors: Tensor | None) -> None:
-    """In checked mode, refuse NaN and infinity."""
+def check_finite(op: str, *, time: int | None = None, **tensors: Tensor | None) -> None:
+    """In checked mode, refuse NaN and infinity, naming the first offender: the earliest along axis `time`."""
     for name, tensor in tensors.items():
-        if tensor is not None and not torch.isfinite(tensor).all():
-            raise UserError(f"{op}: {name} holds NaN or infinity.")
+        if tensor is None:
+            continue
+        bad = ~torch.isfinite(tensor)
+        if bad.any():
+            places = bad.nonzero()
+            earliest = 0 if time is None else int(places[:, time].argmin())
+            where = tuple(places[earliest].tolist())
+            step = "" if time is None else f" (step {where[time]} is the first)"
+            raise UserError(
+                f"{op}: {name} holds NaN or infinity: {name}[{', '.join(map(str, where))}] = "
+                f"{tensor[where].item()}{step}, {len(places)} of {tensor.numel()} values."
+            )
 
 
 def check_eigenvalues(where: str, eigenvalues: str) -> None:
