@@ -151,7 +151,7 @@ struct Chunk {
             vec squares = (vec){};
             for (int64_t i = 0; i < K; i += W) squares += load(x + i) * load(x + i);
             scale = 1.0f / __builtin_sqrtf(sum(squares) + 1e-6f);
-            if (scale == 0.0f) scale = long_scale(x);
+            if (__builtin_expect(scale == 0.0f, 0)) scale = long_scale(x);
         }
         const float both = scale * factor;
         if (both != 1.0f)
@@ -160,7 +160,7 @@ struct Chunk {
     }
 
     // 1 / |x| where |x|^2 overflows.
-    float long_scale(const float* x) const {
+    __attribute__((noinline, cold)) float long_scale(const float* x) const {
         vec squares = (vec){};
         for (int64_t i = 0; i < K; i += W) squares += (LONG * load(x + i)) * (LONG * load(x + i));
         return LONG / __builtin_sqrtf(sum(squares));
