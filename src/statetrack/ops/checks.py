@@ -57,6 +57,34 @@ def check_shape(
         )
 
 
+def check_tensors(op: str, **tensors: Any) -> None:
+    """Refuse what is no tensor; None stands for an argument that was left out."""
+    for name, x in tensors.items():
+        if x is not None and not isinstance(x, Tensor):
+            raise UserError(f"{op}: {name} is a {type(x).__name__}, expected a tensor.")
+
+
+def check_cell(op: str, cell: Any, like: Tensor, **shapes: tuple[int, ...]) -> list[Tensor] | None:
+    """The tensors of a carried state in the dtype of the recurrence; refuse other parts, shapes and devices.
+
+    A state of batch 1 is refused for a larger batch: it would be broadcast without a word.
+    """
+    if cell is None:
+        return None
+    if not isinstance(cell, tuple) or len(cell) != len(shapes):
+        raise UserError(
+            f"{op}: initial_state is a {type(cell).__name__}, expected the {', '.join(shapes)} that an earlier "
+            "call returned."
+        )
+    parts = {f"initial_state.{name}": x for name, x in zip(shapes, cell, strict=True)}
+    check_tensors(op, **parts)
+    check_floating(op, like.device, **parts)
+    for (name, x), shape in zip(parts.items(), shapes.values(), strict=True):
+        check_shape(op, name, x, shape, "one state for every sequence of the batch,")
+    dtype = torch.promote_types(like.dtype, torch.float32)
+    return [x.to(dtype) for x in cell]
+
+
 def check_floating(op: str, device: torch.device, **tensors: Tensor | None) -> None:
     """Refuse integer tensors and tensors that live on another device than the first one."""
     for name, tensor in tensors.items():

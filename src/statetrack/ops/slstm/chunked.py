@@ -9,7 +9,7 @@ from statetrack.ops.slstm.reference import SLSTMCell, fresh_cell
 
 
 def slstm_chunked(x: Tensor, R: Tensor, state: SLSTMCell | None = None) -> tuple[Tensor, SLSTMCell]:
-    """Same arguments and results as `slstm_reference`; gradients flow through all but m, which cancels."""
+    """Same arguments and results as `slstm_reference`."""
     dtype = torch.promote_types(x.dtype, torch.float32)
     x, R = x.to(dtype), R.to(dtype)
     cell = fresh_cell(x[:, :1]) if state is None else SLSTMCell(*(s.to(dtype) for s in state))
@@ -42,14 +42,16 @@ class _Scan(torch.autograd.Function):
             torch.addcmul(write, forget, n_[t], out=n_[t + 1])
             torch.mul(torch.sigmoid(o), c_[t + 1] / n_[t + 1], out=h_[t + 1])
         ctx.save_for_backward(gates, R, h, c, n, m)
-        last = c[-1].clone(), n[-1].clone(), m[-1].clone()
-        ctx.mark_non_differentiable(last[2])
-        return h[1:].clone(), *last
+        ctx.set_materialize_grads(False)
+        return h[1:].clone(), c[-1].clone(), n[-1].clone(), m[-1].clone()
 
     @staticmethod
     @first_derivative_only
-    def backward(ctx, dh_out: Tensor, dc: Tensor, dn: Tensor, _dm):
+    def backward(ctx, dh_out: Tensor | None, dc: Tensor | None, dn: Tensor | None, dm: Tensor | None):
         gates, R, h, c, n, m = ctx.saved_tensors
+        by_m = None if dc is dn is dm is None else _through_m(gates, c, n, m, dc, dn, dm)
+        dh_out = torch.zeros_like(h[1:]) if dh_out is None else dh_out
+        dc, dn = (torch.zeros_like(h[0]) if x is None else x for x in (dc, dn))
         i, f, z, o = gates.unflatten(-1, (4, -1)).unbind(-2)
         write, forget = torch.exp(i - m[1:]), torch.exp(F.logsigmoid(f) + m[:-1] - m[1:])
         z, o, y = torch.tanh(z), torch.sigmoid(o), c[1:] / n[1:]
@@ -69,7 +71,31 @@ class _Scan(torch.autograd.Function):
             dh = dh if after is None else torch.baddbmm(dh, after, back)
             dc, dn = torch.addcmul(dc, dh, to_c), torch.addcmul(dn, dh, to_n)
             torch.addcmul(from_c * dc[..., None, :], from_n, dn[..., None, :], out=d_ifz)
+            if by_m is not None:
+                d_ifz[..., :2, :] += by_m[0][t]
             torch.mul(from_h, dh, out=d_o)
             dc, dn, after = dc * keep, dn * keep, dgates[t]
         dR = torch.einsum("thbd,thbg->hdg", h[:-1], dgates)
-        return dgates, dR, dgates[0] @ back, dc, dn, None
+        dm = None
+        if ctx.needs_input_grad[5]:
+            # c and n enter as c exp(m) and n exp(m); the largest exponent may be the first one
+            dm = dc * c[0] + dn * n[0] + (0.0 if by_m is None else by_m[1])
+        return dgates, dR, dgates[0] @ back, dc, dn, dm
+
+
+def _through_m(gates: Tensor, c: Tensor, n: Tensor, m: Tensor, dc, dn, dm) -> tuple[Tensor, Tensor]:
+    """What the last c, n and m pass on through m alone: to the gates i and f (T, H, B, 2, D), and to m_0.
+
+    c and n are divided by exp(m), so m_T has the gradient dm - dc c - dn n. It goes back along the larger of
+    log sigmoid(f_t) + m_{t-1} and i_t, as torch.maximum does; h does not depend on m.
+    """
+    total = torch.zeros_like(m[0]) if dm is None else dm
+    for gradient, value in ((dc, c[-1]), (dn, n[-1])):
+        total = total if gradient is None else total - gradient * value
+    i, f, _, _ = gates.unflatten(-1, (4, -1)).unbind(-2)
+    old = F.logsigmoid(f) + m[:-1]
+    stays = torch.where(old == i, 0.5, (old > i).to(total.dtype))
+    reaches = stays.flip(0).cumprod(0).flip(0)  # to step t - 1; to step t, the next row
+    reached = total * torch.cat([reaches[1:], torch.ones_like(reaches[:1])])
+    by_gates = torch.stack([(1 - stays) * reached, stays * reached * torch.sigmoid(-f)], dim=-2)
+    return by_gates, reaches[0] * total
