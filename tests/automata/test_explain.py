@@ -87,7 +87,9 @@ def test_report_is_readable_and_plain_data():
 def test_a_large_star_free_language_is_settled_by_its_elements():
     """1,024 states and too many image sets, but only 2,047 elements, none with a period."""
     found = explain(DFA.from_regex("(a|b)*a(a|b){9}", "ab"))
-    assert found.analysis.is_aperiodic and found.analysis.is_2group and found.analysis.is_solvable
+    assert found.analysis.is_aperiodic
+    assert found.analysis.is_2group
+    assert found.analysis.is_solvable
     assert found.analysis.left_out == []
     assert found.text().endswith("cheapest class that suffices: diagonal [0,1]")
 

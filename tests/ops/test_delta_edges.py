@@ -97,7 +97,9 @@ def test_long_keys_are_normalised_and_not_lost(backend):
 def test_a_scale_of_zero_gives_zeros_and_no_nan(backend):
     inputs = random_inputs(T=40)
     options = {"use_qk_l2norm_in_kernel": True, "scale": 0.0}
-    assert_same(run(inputs, backend, torch.float32, **options), run(inputs, "reference", **options), 1e-4, 1e-4)
+    assert_same(
+        run(inputs, backend, torch.float32, **options), run(inputs, "reference", **options), 1e-4, 1e-4
+    )
 
 
 @pytest.mark.parametrize("scale", [float("nan"), float("inf"), "0.5"])

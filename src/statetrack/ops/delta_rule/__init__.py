@@ -8,6 +8,7 @@ from torch import Tensor
 
 from statetrack.errors import UserError
 from statetrack.ops import checks
+from statetrack.ops.autograd import run_backend
 from statetrack.ops.backends import choose_once, load, pick_backend
 from statetrack.ops.call_cache import CallCache
 from statetrack.ops.delta_rule.options import DeltaRuleOptions
@@ -106,12 +107,7 @@ def delta_rule(
         max_seqlen,
         output_final_state,
     )
-    if torch.is_autocast_enabled(q.device.type):
-        # which would run the products inside in half precision
-        with torch.autocast(q.device.type, enabled=False):
-            o, final_state = run(*inputs, options)
-    else:
-        o, final_state = run(*inputs, options)
+    o, final_state = run_backend("delta_rule", run, q.device, *inputs, options)
     if checks.is_checked():
         checks.check_finite("delta_rule", time=1, out=o)
     o = o if o.dtype == v.dtype else o.to(v.dtype)

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from statetrack.ops.autograd import first_derivative_only
+from statetrack.ops.checks import can_look
 from statetrack.ops.delta_rule.layout import DenseLayout, PackedLayout, make_layout
 from statetrack.ops.delta_rule.options import DeltaRuleOptions
-from statetrack.ops.checks import can_look
 from statetrack.ops.delta_rule.reference import (
     beta_values,
     delta_rule_reference,

@@ -1,10 +1,10 @@
 """The mLSTM: a matrix memory with scalar gates. Its transition sigmoid(f) I has no negative eigenvalue."""
 
-import torch
 from torch import Tensor
 
 from statetrack.errors import UserError
 from statetrack.ops import checks
+from statetrack.ops.autograd import run_backend
 from statetrack.ops.backends import pick_backend
 from statetrack.ops.mlstm.reference import MLSTMCell
 
@@ -61,9 +61,8 @@ def mlstm(
     if checks.is_checked():
         checks.check_finite(op, time=1, q=q, k=k, v=v, i=i, f=f)
     run = pick_backend(op, backend, q.device, BACKENDS)
-    # Autocast would run the products inside in half precision.
-    with torch.autocast(q.device.type, enabled=False):
-        h, state = run(q, k, v, i, f, None if cell is None else MLSTMCell(*cell))
+    state = None if cell is None else MLSTMCell(*cell)
+    h, state = run_backend(op, run, q.device, q, k, v, i, f, state)
     return h.to(v.dtype), state
 
 

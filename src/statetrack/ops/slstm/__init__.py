@@ -1,10 +1,10 @@
 """The sLSTM: a scalar memory whose gates see the last output. Not linear, so it stays a loop over time."""
 
-import torch
 from torch import Tensor
 
 from statetrack.errors import UserError
 from statetrack.ops import checks
+from statetrack.ops.autograd import run_backend
 from statetrack.ops.backends import load, no_triton, pick_backend
 from statetrack.ops.slstm.reference import SLSTMCell
 
@@ -58,9 +58,7 @@ def slstm(
         checks.check_finite(op, time=1, x=x)
         checks.check_finite(op, R=R)
     run = pick_backend(op, backend, x.device, BACKENDS, {"triton": lambda: _triton_refuses(x)})
-    # Autocast would run the products inside in half precision.
-    with torch.autocast(x.device.type, enabled=False):
-        h, state = run(x, R, None if cell is None else SLSTMCell(*cell))
+    h, state = run_backend(op, run, x.device, x, R, None if cell is None else SLSTMCell(*cell))
     return h.to(x.dtype), state
 
 
