@@ -40,7 +40,7 @@ def test_torch_func_works_on_the_reference_and_the_others_say_so(name):
     x = torch.randn(shape)
     _, slope = torch.func.jvp(lambda x: op(x, "reference"), (x,), (torch.ones_like(x),))
     assert slope.isfinite().all()
-    with pytest.raises(UserError, match='torch.func .*backend="reference"'):
+    with pytest.raises(UserError, match=r'torch.func .*backend="reference"'):
         torch.func.jvp(lambda x: op(x, "chunked"), (x,), (torch.ones_like(x),))
     with forward_ad.dual_level(), pytest.raises(UserError, match='backend="reference"'):
         op(forward_ad.make_dual(x, x), "chunked")

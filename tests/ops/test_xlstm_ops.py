@@ -152,7 +152,7 @@ def test_closed_forget_gates_cost_no_digits_of_open_ones():
 def test_a_state_of_another_batch_is_refused_and_not_broadcast(name, backend):
     op, make = OPS[name]
     _, cell = op(*make(3, B=1))
-    with pytest.raises(UserError, match="initial_state.*has shape.*one state for every sequence"):
+    with pytest.raises(UserError, match=r"initial_state.*has shape.*one state for every sequence"):
         op(*make(3, B=2), initial_state=cell, backend=backend)
     with pytest.raises(UserError, match="initial_state is a Tensor"):
         op(*make(3, B=1), initial_state=cell[0], backend=backend)

@@ -46,8 +46,8 @@ def analyse(dfa: DFA, *, monoid_cap: int = MONOID_CAP, image_cap: int = IMAGE_CA
 
         analyse(DFA.from_regex("(b*ab*a)*b*", "ab")).is_aperiodic      False: parity is not star-free
 
-    The groups are found from image sets Q.w, without enumerating the transition monoid (docs/theory.md). Where
-    there are too many image sets but few elements, the periods of the elements settle what they can.
+    The groups are found from image sets Q.w, without enumerating the transition monoid (docs/theory.md).
+    Where there are too many image sets but few elements, the periods of the elements settle what they can.
     """
     minimal = dfa.minimal()
     images = image_sets(minimal, image_cap)

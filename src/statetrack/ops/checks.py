@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
 
 from statetrack.errors import UserError
 
@@ -43,7 +44,7 @@ def can_look(tensor: Tensor) -> bool:
     plain = type(tensor) in (Tensor, torch.nn.Parameter) and tensor.device.type == "cpu"
     if not plain or torch.compiler.is_compiling():
         return False
-    return not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    return not is_functorch_wrapped_tensor(tensor)
 
 
 def check_shape(
@@ -73,8 +74,8 @@ def check_cell(op: str, cell: Any, like: Tensor, **shapes: tuple[int, ...]) -> l
         return None
     if not isinstance(cell, tuple) or len(cell) != len(shapes):
         raise UserError(
-            f"{op}: initial_state is a {type(cell).__name__}, expected the {', '.join(shapes)} that an earlier "
-            "call returned."
+            f"{op}: initial_state is a {type(cell).__name__}, expected the {', '.join(shapes)} that an "
+            "earlier call returned."
         )
     parts = {f"initial_state.{name}": x for name, x in zip(shapes, cell, strict=True)}
     check_tensors(op, **parts)

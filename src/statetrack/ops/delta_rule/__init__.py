@@ -60,9 +60,9 @@ def delta_rule(
       opens them to [-1, 1]. Both hold for keys of norm 1: pass normalised keys, or set
       `use_qk_l2norm_in_kernel`, which divides q and k by their norms in float32.
       Other real numbers are computed as the equation says: the state may then grow without bound.
-    - `g`: the logarithm of a decay in [0, 1], so at most 0; None means no decay (DeltaNet). Positive g, a state
-      that grows, is computed as the equation says. In float32, values below -40 count as -40 and get no
-      gradient, on all backends but "reference".
+    - `g`: the logarithm of a decay in [0, 1], so at most 0; None means no decay (DeltaNet). Positive g, a
+      state that grows, is computed as the equation says. In float32, values below -40 count as -40 and get
+      no gradient, on all backends but "reference".
     - `scale` multiplies the outputs: any finite number, K^-1/2 by default.
     - `beta_from_logits` = s: `beta` holds logits x, and the rule runs with s sigmoid(x), computed in float32.
     - `cu_seqlens` (N + 1 offsets in tokens, B = 1) packs N sequences into one row; `max_seqlen`, at least the
@@ -70,8 +70,8 @@ def delta_rule(
     - `backend`: "auto", or "reference", "chunked", "native" (CPU), "triton" (GPU).
 
     The recurrence runs in float32 or better whatever the dtype of the inputs, since near beta = 2 rounding
-    errors do not decay. Values are checked inside `statetrack.checked()` only: it refuses beta outside [0, 2],
-    g above 0, and NaN or infinity, naming the first bad step. Outside it, NaN or infinity at step t leaves
+    errors do not decay. Values are checked inside `statetrack.checked()` only: it refuses beta outside
+    [0, 2], g above 0, and NaN or infinity, naming the first bad step. Outside it, NaN or infinity at step t leaves
     earlier outputs alone on a CPU; on a GPU, other outputs of the same chunk may become NaN with it.
     Derivation: docs/delta_rule.md.
 

@@ -260,7 +260,7 @@ def _input_gradients(c: _Chunk, inverse, U, dU, dO, entering, leaving, household
         dk += dk_out if c.G is None else dk_out * (c.G[..., -1:, :] - c.G).exp()
         if gate is not None:
             gate.add_leaving((dk_out * c.k_out).sum(-1))
-            if entering is not None:
+            if entering is not None and c.end is not None:
                 gate.dg += c.end[..., 0] * (leaving * entering).sum((-2, -1))[..., None]
     return dq, dk, dv, dbeta, None if gate is None else gate.dg
 

@@ -83,7 +83,7 @@ def selective_scan(
     - `cu_seqlens`: s + 1 offsets in steps, with b = 1: s sequences packed one after the other into one row,
       steps cu_seqlens[i] to cu_seqlens[i + 1]; states are then (s, d, n).
     - `max_seqlen`: the length of the longest packed sequence or more. A backend that must know it on the host
-      then does not read the offsets from a GPU. torch.compile needs it on a CPU. The Triton kernels ignore it.
+      then does not read the offsets from a GPU. torch.compile needs it on a CPU. Triton kernels ignore it.
     - `backend`: "auto", or "reference", "chunked", "native" (CPU), "triton" (GPU).
 
     Returns out (b, d, t) in the dtype of u and, if asked for, the last state (b, d, n), float32 (float64 if u
