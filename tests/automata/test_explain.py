@@ -78,10 +78,43 @@ def test_every_regular_language_has_a_cascade():
 def test_report_is_readable_and_plain_data():
     found = explain(DFA.from_permutations(machines.symmetric(5)))
     assert "witness: c^k, period 5 in k" in found.text()
-    assert "cheapest class that suffices: DeltaProduct_4" in found.text()
+    assert "cheapest class proven here to suffice: DeltaProduct_4" in found.text()
     record = json.loads(json.dumps(found.to_dict()))
     assert record["cheapest"] == found.cheapest.name
     assert record["analysis"]["group_orders"] == [120]
+
+
+def test_a_large_star_free_language_is_settled_by_its_elements():
+    """1,024 states and too many image sets, but only 2,047 elements, none with a period."""
+    found = explain(DFA.from_regex("(a|b)*a(a|b){9}", "ab"))
+    assert found.analysis.is_aperiodic
+    assert found.analysis.is_2group
+    assert found.analysis.is_solvable
+    assert found.analysis.left_out == []
+    assert found.text().endswith("cheapest class that suffices: diagonal [0,1]")
+
+
+def test_what_was_not_settled_is_not_a_reason():
+    """A random automaton of 200 states: neither its elements nor its image sets can be listed."""
+    rng = random.Random(3)
+    maps = {a: [rng.randrange(200) for _ in range(200)] for a in "ab"}
+    found = explain(DFA("ab", maps, 0, [q for q in range(200) if rng.random() < 0.5]))
+    for verdict in found.verdicts:
+        if found.analysis.is_aperiodic is None and verdict.answer == "unknown":
+            assert "every period needs" not in verdict.reason
+    assert found.cheapest.layers > 16
+    assert "\nno small class is proven to suffice; one that does: DeltaProduct_" in found.text()
+
+
+def test_a_period_of_four_of_a_single_letter_defeats_two_positive_factors():
+    assert answers(machines.adder(4, 1))["DeltaProduct_2 [0,1]"] == "no"
+
+
+def test_a_period_among_many_letters_is_found():
+    """Only the word yz has a period, behind some 600 others."""
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    dfa = DFA.from_regex("(yzyz)*", letters)
+    assert answers(dfa)["DeltaNet [0,1]"] == "no"
 
 
 def test_the_package_imports_without_sympy():

@@ -104,14 +104,65 @@ def test_extreme_gates_stay_finite_in_float32(name, spread):
     assert all(torch.isfinite(x.grad).all() for x in inputs)
 
 
+@pytest.mark.parametrize("backend", ["reference", "chunked"])
 @pytest.mark.parametrize("name", OPS)
-def test_an_empty_sequence_passes_the_state_on(name):
+def test_no_steps_return_no_outputs_and_the_state(name, backend):
     op, make = OPS[name]
     inputs = make(3)
-    _, cell = op(*inputs)
-    y, after = op(*pieces(name, inputs, 0, 0), initial_state=cell)
+    _, cell = op(*inputs, backend=backend)
+    y, last = op(*pieces(name, inputs, 0, 0), initial_state=cell, backend=backend)
     assert y.shape[1] == 0
-    assert all(torch.equal(a, b) for a, b in zip(after, cell, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(last, cell, strict=True))
+    y, last = op(*pieces(name, inputs, 0, 0), backend=backend)
+    assert y.shape[1] == 0
+    assert last.m.isneginf().all()
+
+
+@pytest.mark.parametrize("backend", ["reference", "chunked"])
+@pytest.mark.parametrize("name", OPS)
+def test_gradients_flow_through_every_part_of_the_state(name, backend):
+    """Also the raw c, n and m, which hold the stabiliser: of both ends, by finite differences."""
+    op, make = OPS[name]
+    inputs = [x.detach() for x in make(3, B=1, H=1)]
+    _, cell = op(*[x.detach() for x in make(4, B=1, H=1)])
+    leaves = [x.requires_grad_() for x in (*inputs, *cell)]
+    for shift in (0.0, 5.0):  # of the first m: with 5 it stays the largest exponent, with 0 it does not
+
+        def run(*x, shift=shift):
+            state = type(cell)(*x[len(inputs) : -1], x[-1] + shift)
+            y, last = op(*x[: len(inputs)], initial_state=state, backend=backend)
+            return y, *last
+
+        assert torch.autograd.gradcheck(run, leaves)
+
+
+def test_closed_forget_gates_cost_no_digits_of_open_ones():
+    """Logits that spread by 80: sums of log sigmoid(f) reach the thousands within a chunk."""
+    inputs = [x.detach() for x in mlstm_inputs(60, B=4)]
+    g = torch.Generator().manual_seed(0)
+    inputs[4] = torch.where(torch.rand(inputs[4].shape, generator=g) < 0.5, -80.0, 2.0).double()
+    exact, _ = mlstm(*inputs, backend="reference")
+    y, _ = mlstm(*(x.float() for x in inputs), backend="chunked")
+    reference, _ = mlstm(*(x.float() for x in inputs), backend="reference")
+    assert (y - exact).abs().max() < 2 * (reference - exact).abs().max() + 1e-6
+
+
+@pytest.mark.parametrize("backend", ["reference", "chunked"])
+@pytest.mark.parametrize("name", OPS)
+def test_a_state_of_another_batch_is_refused_and_not_broadcast(name, backend):
+    op, make = OPS[name]
+    _, cell = op(*make(3, B=1))
+    with pytest.raises(UserError, match=r"initial_state.*has shape.*one state for every sequence"):
+        op(*make(3, B=2), initial_state=cell, backend=backend)
+    with pytest.raises(UserError, match="initial_state is a Tensor"):
+        op(*make(3, B=1), initial_state=cell[0], backend=backend)
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_what_is_no_tensor_is_refused(name):
+    op, make = OPS[name]
+    with pytest.raises(UserError, match="is a list, expected a tensor"):
+        op(make(3)[0].tolist(), *make(3)[1:])
 
 
 def test_wrong_shapes_are_refused_by_name():

@@ -5,9 +5,10 @@ from dataclasses import asdict, dataclass, field
 from statetrack.automata.dfa import DFA
 from statetrack.automata.faithful import faithful_degree
 from statetrack.automata.groups import GroupFacts, cycle_lengths, group_facts_within, perm_order
-from statetrack.automata.monoid import IMAGE_CAP, MONOID_CAP, ImageSets, monoid_size
+from statetrack.automata.monoid import IMAGE_CAP, MONOID_CAP, ImageSets, monoid_elements, periods
 
 GROUP_WORK = 1_000_000  # limit on generators times points, summed over all groups
+_BEYOND = "image sets beyond the first {}, and the groups on them"
 LARGE_DEGREE = 60  # on more points, only S_n, A_n and groups of small order are recognised
 
 
@@ -46,27 +47,38 @@ def analyse(dfa: DFA, *, monoid_cap: int = MONOID_CAP, image_cap: int = IMAGE_CA
         analyse(DFA.from_regex("(b*ab*a)*b*", "ab")).is_aperiodic      False: parity is not star-free
 
     The groups are found from image sets Q.w, without enumerating the transition monoid (docs/theory.md).
+    Where there are too many image sets but few elements, the periods of the elements settle what they can.
     """
     minimal = dfa.minimal()
     images = image_sets(minimal, image_cap)
     left_out: list[str] = []
     if not images.complete:
-        left_out.append(f"image sets beyond the first {len(images.moves)}, and the groups on them")
+        left_out.append(_BEYOND.format(len(images.moves)))
     facts, nontrivial, odd = _all_groups(images, left_out)
     is_group = all(minimal.is_permutation(letter) for letter in minimal.alphabet)
     known = images.complete and len(facts) == nontrivial
-    size = facts[0].order if is_group and facts else monoid_size(minimal, monoid_cap)
+    aperiodic = False if nontrivial else (True if images.complete else None)
+    two_group = False if odd or any(f.order & (f.order - 1) for f in facts) else (True if known else None)
+    size = facts[0].order if is_group and facts else None
     if size is None:
-        left_out.append(f"the size of the transition monoid, above {monoid_cap}")
+        elements = monoid_elements(minimal, monoid_cap)
+        if elements is None:
+            left_out.append(f"the size of the transition monoid, above {monoid_cap}")
+        else:
+            size = len(elements)
+            if aperiodic is None or two_group is None:
+                aperiodic, two_group = periods(elements, minimal.n_states)
+    if aperiodic:
+        left_out = [part for part in left_out if part != _BEYOND.format(len(images.moves))]
     degree, exact = _degree(minimal, facts, left_out) if is_group else (None, None)
     return Analysis(
         states=dfa.n_states,
         states_min=minimal.n_states,
         monoid_size=size,
         is_group=is_group,
-        is_aperiodic=False if nontrivial else (True if images.complete else None),
-        is_solvable=False if any(not f.solvable for f in facts) else (True if known else None),
-        is_2group=False if odd or any(f.order & (f.order - 1) for f in facts) else (True if known else None),
+        is_aperiodic=aperiodic,
+        is_solvable=False if any(not f.solvable for f in facts) else (True if known or two_group else None),
+        is_2group=two_group,
         group_orders=sorted({f.order for f in facts}),
         min_faithful_degree=degree,
         min_faithful_degree_exact=exact,

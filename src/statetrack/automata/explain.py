@@ -13,6 +13,7 @@ from statetrack.automata.witness import Witness
 
 HOLONOMY_IMAGES = 5_000
 COLUMNS = 100  # of a terminal
+LARGE_CASCADE = 16  # layers; a cascade of more is a proof, not a model
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,8 @@ class Verdict:
 class Explanation:
     """The result of `explain`: properties of the automaton, and a verdict for every model class.
 
-    `cheapest` is the first class of the table that suffices. `text()` formats everything for a terminal.
+    `cheapest` is the first class of the table that is proven to suffice; `conclusion()` says in words what
+    that is worth. `text()` formats everything for a terminal.
     """
 
     dfa: DFA
@@ -61,8 +63,19 @@ class Explanation:
             "analysis": self.analysis.to_dict(),
             "verdicts": [asdict(verdict) for verdict in self.verdicts],
             "cheapest": self.cheapest.name,
+            "conclusion": ": ".join(self.conclusion()),
             "cascades": self.cascades,
         }
+
+    def conclusion(self) -> tuple[str, str]:
+        """What was proven about the cheapest class, as a label and the class's name."""
+        names = [v.model.name for v in self.verdicts]
+        above = self.verdicts[: names.index(self.cheapest.name)]
+        if (self.cheapest.layers or 1) > LARGE_CASCADE:
+            return "no small class is proven to suffice; one that does", self.cheapest.name
+        if any(v.answer == "unknown" for v in above):
+            return "cheapest class proven here to suffice", self.cheapest.name
+        return "cheapest class that suffices", self.cheapest.name
 
     def summary(self) -> list[tuple[str, str]]:
         """The properties of the automaton as pairs of name and value."""
@@ -93,7 +106,7 @@ class Explanation:
             lines += _wrapped(text, width + 11)
             if v.witness is not None:
                 lines += _wrapped(f"{'':<{width + 11}}witness: {v.witness}", width + 11)
-        return "\n".join([*lines, "", f"cheapest class that suffices: {self.cheapest.name}"])
+        return "\n".join([*lines, "", ": ".join(self.conclusion())])
 
 
 def _wrapped(text: str, indent: int) -> list[str]:

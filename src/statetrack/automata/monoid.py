@@ -19,9 +19,12 @@ MONOID_CAP = 100_000
 IMAGE_CAP = 20_000
 
 
-def monoid_size(dfa: DFA, cap: int = MONOID_CAP) -> int | None:
-    """The number of maps q -> q.w over all words w, or None when there are more than `cap`."""
-    # A map is the string of its values; 64 MB of them at most.
+def monoid_elements(dfa: DFA, cap: int = MONOID_CAP) -> list[bytes] | None:
+    """The maps q -> q.w over all words w, or None when there are more than `cap`.
+
+    A map is the string of its values, of one byte each for at most 256 states, else of two.
+    """
+    # 64 MB of them at most
     cap = min(cap, 64_000_000 // (dfa.n_states * (1 if dfa.n_states <= 256 else 2)))
     if dfa.n_states <= 256:
         steps = [_byte_step(table) for table in dfa.transitions.values()]
@@ -38,7 +41,29 @@ def monoid_size(dfa: DFA, cap: int = MONOID_CAP) -> int | None:
                     return None
                 seen.add(product)
                 order.append(product)
-    return len(seen)
+    return order
+
+
+def periods(elements: list[bytes], states: int) -> tuple[bool, bool]:
+    """Whether every map's powers end in a fixed one (aperiodic), and in a cycle of 1, 2, 4, ... of them.
+
+    p = x^(2^k) with 2^k >= states has no cycle of even length left: x is aperiodic if x p = p, and its period
+    is a power of two if p p = p.
+    """
+    values = np.uint8 if states <= 256 else np.uint16
+    aperiodic = powers_of_two = True
+    batch = max(1, 4_000_000 // states)
+    for start in range(0, len(elements), batch):
+        joined = b"".join(elements[start : start + batch])
+        x = np.frombuffer(joined, dtype=values).reshape(-1, states).astype(np.intp)
+        p = x
+        for _ in range((states - 1).bit_length()):
+            p = np.take_along_axis(p, p, axis=1)
+        aperiodic = aperiodic and np.array_equal(np.take_along_axis(p, x, axis=1), p)
+        powers_of_two = powers_of_two and np.array_equal(np.take_along_axis(p, p, axis=1), p)
+        if not (aperiodic or powers_of_two):
+            break
+    return aperiodic, powers_of_two
 
 
 def _byte_step(table: tuple[int, ...]) -> Callable[[bytes], bytes]:

@@ -12,7 +12,13 @@ from statetrack.automata.dfa import DFA
 from statetrack.automata.group_layers import find_exponents
 from statetrack.automata.groups import cycle_lengths, multiply, perm_order
 from statetrack.automata.monoid import ImageSets
-from statetrack.automata.witness import Witness, even_witness, letter_witness, odd_witness
+from statetrack.automata.witness import (
+    BOUNDED_WORDS,
+    Witness,
+    even_witness,
+    letter_witness,
+    odd_witness,
+)
 
 Answer = tuple[str, str, str, bool, Witness | None]
 
@@ -103,10 +109,15 @@ def positive_factors(f: Facts, factors: int) -> Answer:
         reason = "the language is star-free, and heads of width 1 make a diagonal layer"
         return "yes", reason, "the row of diagonal [0,1]", True, None
     letters = 2 // factors  # a word of that many letters has at most two factors
+    all_tried = len(f.minimal.alphabet) ** letters <= BOUNDED_WORDS // 2
     witness = even_witness(f.minimal, f.images, max_letters=letters)
     if witness is not None:
         reason = "two factors have real eigenvalues in [0,1] only"
         return "no", reason, "Theorem 1 with Proposition 1.3", len(witness.u) > 1, witness
+    if f.analysis.is_aperiodic is None:
+        return _open("whether the language is star-free was not settled within the limits")
+    if not all_tried:
+        return _open(f"no word of one or two factors with a period is among the {BOUNDED_WORDS} tried")
     return _open("every period needs a word of three factors or more, which can have complex eigenvalues")
 
 
@@ -114,6 +125,8 @@ def positive_many(f: Facts) -> Answer:
     """More factors with eigenvalues in [0,1]."""
     if f.analysis.is_aperiodic:
         return "yes", "the language is star-free: every A is I or I/4", "the holonomy cascade", True, None
+    if f.analysis.is_aperiodic is None:
+        return _open("whether the language is star-free was not settled within the limits")
     return _open("products of three factors can have complex eigenvalues of modulus below 1")
 
 

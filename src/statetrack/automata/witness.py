@@ -12,6 +12,7 @@ from statetrack.automata.monoid import ImageSets
 Map = tuple[int, ...]
 
 SHORT_WORDS = 400
+BOUNDED_WORDS = 5_000  # where words are bounded in length, and all of them are wanted
 TRIES = 300
 
 
@@ -73,21 +74,14 @@ def letter_witness(minimal: DFA) -> Witness | None:
         for cycle in sorted(_cycles(table), key=len):
             if len(cycle) >= 3:
                 # A state that differs from its second successor rules out the periods 1 and 2.
-                suffix = _distinguish(minimal, cycle[0], cycle[2])
-                member = [minimal.accepts([*_reach(minimal, q), *suffix]) for q in cycle]
-                period = next(
-                    p
-                    for p in range(1, len(cycle) + 1)
-                    if all(member[i] == member[i - p] for i in range(len(cycle)))
-                )
-                return Witness(_reach(minimal, cycle[0]), (letter,), suffix, period)
+                return _cycle_witness(minimal, (letter,), cycle, 2)
     return None
 
 
 def _search(
     minimal: DFA, images: ImageSets, wanted: Callable[[int], bool], max_letters: int | None
 ) -> Witness | None:
-    words = _short_words(minimal, max_letters or 3)
+    words = _short_words(minimal, max_letters or 3, BOUNDED_WORDS if max_letters else SHORT_WORDS)
     if max_letters is None:
         words = _chain(words, _class_words(images))
     for word in words:
@@ -99,7 +93,7 @@ def _search(
             # A power of the word has a cycle of prime length; a sequence that varies on it has that period.
             times = len(cycle) // primes[0]
             if max_letters is not None and len(word) * times > max_letters:
-                continue
+                return _cycle_witness(minimal, tuple(minimal.alphabet[i] for i in word), cycle, 1)
             letters = tuple(minimal.alphabet[i] for i in word) * times
             suffix = _distinguish(minimal, cycle[0], cycle[times])
             return Witness(_reach(minimal, cycle[0]), letters, suffix, primes[0])
@@ -111,13 +105,23 @@ def _chain(*parts: Iterator[list[int]]) -> Iterator[list[int]]:
         yield from part
 
 
-def _short_words(dfa: DFA, longest: int) -> Iterator[list[int]]:
+def _cycle_witness(minimal: DFA, word: tuple[str, ...], cycle: list[int], ahead: int) -> Witness:
+    """The period on a cycle of the word: not 1, and not `ahead`, whose state differs from the first one."""
+    suffix = _distinguish(minimal, cycle[0], cycle[ahead])
+    member = [minimal.accepts([*_reach(minimal, q), *suffix]) for q in cycle]
+    period = next(
+        p for p in range(1, len(cycle) + 1) if all(member[i] == member[i - p] for i in range(len(cycle)))
+    )
+    return Witness(_reach(minimal, cycle[0]), word, suffix, period)
+
+
+def _short_words(dfa: DFA, longest: int, most: int) -> Iterator[list[int]]:
     letters, given = range(len(dfa.alphabet)), 0
     for length in range(1, longest + 1):
         for word in product(letters, repeat=length):
             yield list(word)
             given += 1
-            if given >= SHORT_WORDS:
+            if given >= most:
                 return
 
 

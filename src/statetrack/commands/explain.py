@@ -52,7 +52,7 @@ def main(arguments: Sequence[str]) -> None:
     elif options.train:
         print(f"\n{_table(measured, options.train_length)}")
         if found.cheapest not in [row.verdict.model for row in measured]:
-            print(f"The cheapest class that suffices, {found.cheapest.name}, is too large to train here.")
+            print(f"{found.cheapest.name}, the first class proven to suffice, is too large to train here.")
     if options.html is not None:
         from statetrack.report.automaton_page import write_automaton_page
 

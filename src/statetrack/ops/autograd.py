@@ -2,9 +2,12 @@
 
 import functools
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from statetrack.errors import UserError
 
 
 def needs_gradient(inputs: Iterable[Tensor | None]) -> bool:
@@ -14,6 +17,27 @@ def needs_gradient(inputs: Iterable[Tensor | None]) -> bool:
             if x is not None and x.requires_grad:
                 return True
     return False
+
+
+def run_backend(op: str, run: Callable, device: torch.device, *arguments: Any) -> Any:
+    """Call a backend without autocast, which would run the products inside in half precision.
+
+    Hand-written backwards know neither the transforms of torch.func nor forward-mode derivatives: PyTorch's
+    errors for those are replaced by one that names the backend that does.
+    """
+    try:
+        # the meta device has no autocast, and asking for it is an error
+        if device.type != "meta" and torch.is_autocast_enabled(device.type):
+            with torch.autocast(device.type, enabled=False):
+                return run(*arguments)
+        return run(*arguments)
+    except (RuntimeError, NotImplementedError) as error:
+        if "setup_context staticmethod" in str(error) or "jvp function" in str(error):
+            raise UserError(
+                f"{op}: torch.func and forward-mode derivatives go through plain PyTorch only. Use "
+                'backend="reference", or the environment variable STATETRACK_BACKEND=reference.'
+            ) from error
+        raise
 
 
 def first_derivative_only(backward: Callable) -> Callable:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
 
 from statetrack.errors import UserError
 
@@ -38,6 +39,14 @@ def is_checked() -> bool:
     return os.environ.get("STATETRACK_CHECKED", "0") not in ("", "0") if on is None else on
 
 
+def can_look(tensor: Tensor) -> bool:
+    """Whether numbers can be read at once: without waiting for a GPU, and not while something traces."""
+    plain = type(tensor) in (Tensor, torch.nn.Parameter) and tensor.device.type == "cpu"
+    if not plain or torch.compiler.is_compiling():
+        return False
+    return not is_functorch_wrapped_tensor(tensor)
+
+
 def check_shape(
     op: str, name: str, tensor: Tensor, expected: tuple[int, ...], meaning: str, hint: str = ""
 ) -> None:
@@ -47,6 +56,34 @@ def check_shape(
             f"{op}: {name} has shape {tuple(tensor.shape)}, expected {meaning} = {expected}."
             f"{hint and ' ' + hint}"
         )
+
+
+def check_tensors(op: str, **tensors: Any) -> None:
+    """Refuse what is no tensor; None stands for an argument that was left out."""
+    for name, x in tensors.items():
+        if x is not None and not isinstance(x, Tensor):
+            raise UserError(f"{op}: {name} is a {type(x).__name__}, expected a tensor.")
+
+
+def check_cell(op: str, cell: Any, like: Tensor, **shapes: tuple[int, ...]) -> list[Tensor] | None:
+    """The tensors of a carried state in the dtype of the recurrence; refuse other parts, shapes and devices.
+
+    A state of batch 1 is refused for a larger batch: it would be broadcast without a word.
+    """
+    if cell is None:
+        return None
+    if not isinstance(cell, tuple) or len(cell) != len(shapes):
+        raise UserError(
+            f"{op}: initial_state is a {type(cell).__name__}, expected the {', '.join(shapes)} that an "
+            "earlier call returned."
+        )
+    parts = {f"initial_state.{name}": x for name, x in zip(shapes, cell, strict=True)}
+    check_tensors(op, **parts)
+    check_floating(op, like.device, **parts)
+    for (name, x), shape in zip(parts.items(), shapes.values(), strict=True):
+        check_shape(op, name, x, shape, "one state for every sequence of the batch,")
+    dtype = torch.promote_types(like.dtype, torch.float32)
+    return [x.to(dtype) for x in cell]
 
 
 def check_floating(op: str, device: torch.device, **tensors: Tensor | None) -> None:
@@ -114,11 +151,21 @@ def check_range(op: str, name: str, tensor: Tensor, low: float, high: float, hin
         )
 
 
-def check_finite(op: str, **tensors: Tensor | None) -> None:
-    """In checked mode, refuse NaN and infinity."""
+def check_finite(op: str, *, time: int | None = None, **tensors: Tensor | None) -> None:
+    """In checked mode, refuse NaN and infinity, naming the first offender: the earliest along axis `time`."""
     for name, tensor in tensors.items():
-        if tensor is not None and not torch.isfinite(tensor).all():
-            raise UserError(f"{op}: {name} holds NaN or infinity.")
+        if tensor is None:
+            continue
+        bad = ~torch.isfinite(tensor)
+        if bad.any():
+            places = bad.nonzero()
+            earliest = 0 if time is None else int(places[:, time].argmin())
+            where = tuple(places[earliest].tolist())
+            step = "" if time is None else f" (step {where[time]} is the first)"
+            raise UserError(
+                f"{op}: {name} holds NaN or infinity: {name}[{', '.join(map(str, where))}] = "
+                f"{tensor[where].item()}{step}, {len(places)} of {tensor.numel()} values."
+            )
 
 
 def check_eigenvalues(where: str, eigenvalues: str) -> None:

@@ -44,6 +44,7 @@ def write_automaton_page(
     text = page.render(
         title=title,
         lead=_lead(found),
+        conclusion=found.conclusion()[0],
         cheapest=found.cheapest.name,
         alphabet=list(dfa.alphabet),
         states=dfa.n_states,

@@ -1,5 +1,6 @@
 """The delta rule: products of generalised Householder matrices, with eigenvalues in [-1, 1]."""
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -7,6 +8,7 @@ from torch import Tensor
 
 from statetrack.errors import UserError
 from statetrack.ops import checks
+from statetrack.ops.autograd import run_backend
 from statetrack.ops.backends import choose_once, load, pick_backend
 from statetrack.ops.call_cache import CallCache
 from statetrack.ops.delta_rule.options import DeltaRuleOptions
@@ -57,16 +59,21 @@ def delta_rule(
     - `beta` in [0, 1] keeps the eigenvalues of a step, 1 - beta |k|^2 and 1, in [0, 1]; `beta` in [0, 2]
       opens them to [-1, 1]. Both hold for keys of norm 1: pass normalised keys, or set
       `use_qk_l2norm_in_kernel`, which divides q and k by their norms in float32.
-    - `g`: the logarithm of a decay in [0, 1], so at most 0; None means no decay (DeltaNet).
-    - `scale` multiplies the outputs; K^-1/2 by default.
+      Other real numbers are computed as the equation says: the state may then grow without bound.
+    - `g`: the logarithm of a decay in [0, 1], so at most 0; None means no decay (DeltaNet). Positive g, a
+      state that grows, is computed as the equation says. In float32, values below -40 count as -40 and get
+      no gradient, on all backends but "reference".
+    - `scale` multiplies the outputs: any finite number, K^-1/2 by default.
     - `beta_from_logits` = s: `beta` holds logits x, and the rule runs with s sigmoid(x), computed in float32.
     - `cu_seqlens` (N + 1 offsets in tokens, B = 1) packs N sequences into one row; `max_seqlen`, at least the
       longest of them in tokens, lets a GPU use the kernels for short sequences without reading the offsets.
     - `backend`: "auto", or "reference", "chunked", "native" (CPU), "triton" (GPU).
 
     The recurrence runs in float32 or better whatever the dtype of the inputs, since near beta = 2 rounding
-    errors do not decay. Values are checked inside `statetrack.checked()` only. Derivation:
-    docs/delta_rule.md.
+    errors do not decay. Values are checked inside `statetrack.checked()` only: it refuses beta outside [0,
+    2], g above 0, and NaN or infinity, naming the first bad step. Outside it, NaN or infinity at step t
+    leaves earlier outputs alone on a CPU; on a GPU, other outputs of the same chunk may become NaN with it.
+    Derivation: docs/delta_rule.md.
 
     >>> q, k, v = torch.randn(3, 2, 16, 4, 32).unbind()              # B, T, H, K = 2, 16, 4, 32
     >>> beta = 2 * torch.rand(2, 16, 4)                              # eigenvalues in [-1, 1]
@@ -83,6 +90,8 @@ def delta_rule(
             f"delta_rule: beta_from_logits is {beta_from_logits!r}, expected the largest beta: 1 for "
             "eigenvalues in [0,1], 2 for [-1,1]."
         )
+    if scale is not None and not _is_finite_number(scale):
+        raise UserError(f"delta_rule: scale is {scale!r}, expected a finite number, or None for K^-1/2.")
     inputs = q, k, v, beta, g, initial_state, cu_seqlens
     run = choose_once(
         _choices, (backend, householders), inputs, lambda: _choose(backend, householders, *inputs)
@@ -98,14 +107,15 @@ def delta_rule(
         max_seqlen,
         output_final_state,
     )
-    if torch.is_autocast_enabled(q.device.type):
-        # which would run the products inside in half precision
-        with torch.autocast(q.device.type, enabled=False):
-            o, final_state = run(*inputs, options)
-    else:
-        o, final_state = run(*inputs, options)
+    o, final_state = run_backend("delta_rule", run, q.device, *inputs, options)
+    if checks.is_checked():
+        checks.check_finite("delta_rule", time=1, out=o)
     o = o if o.dtype == v.dtype else o.to(v.dtype)
     return o, final_state if output_final_state else None
+
+
+def _is_finite_number(x: object) -> bool:
+    return isinstance(x, (int, float)) and math.isfinite(x)
 
 
 def _choose(backend: str, householders: int, q, k, v, beta, g, initial_state, cu_seqlens) -> Callable:
@@ -144,11 +154,12 @@ def _check(q, k, v, beta, g, householders, initial_state, cu_seqlens) -> None:
 
 def _check_values(q, k, v, beta, g, initial_state, l2norm, beta_from_logits) -> None:
     op = "delta_rule"
-    checks.check_finite(op, q=q, k=k, v=v, initial_state=initial_state)
+    checks.check_finite(op, time=1, q=q, k=k, v=v)
+    checks.check_finite(op, initial_state=initial_state)
     if beta_from_logits is None:
         checks.check_range(op, "beta", beta, 0.0, 2.0, "Use sigmoid for [0,1], 2 * sigmoid for [-1,1].")
     else:
-        checks.check_finite(op, beta=beta)
+        checks.check_finite(op, time=1, beta=beta)
     if g is not None:
         checks.check_range(op, "g", g, -float("inf"), 0.0, "g is the logarithm of a decay in [0, 1].")
     if not l2norm:

@@ -19,9 +19,16 @@ import torch
 from torch import Tensor
 
 from statetrack.ops.autograd import first_derivative_only
+from statetrack.ops.checks import can_look
 from statetrack.ops.delta_rule.layout import DenseLayout, PackedLayout, make_layout
 from statetrack.ops.delta_rule.options import DeltaRuleOptions
-from statetrack.ops.delta_rule.reference import beta_values, floor_decay, l2_normalise
+from statetrack.ops.delta_rule.reference import (
+    beta_values,
+    delta_rule_reference,
+    floor_decay,
+    inverse_norm,
+    l2_normalise,
+)
 
 
 def delta_rule_chunked(
@@ -34,7 +41,20 @@ def delta_rule_chunked(
     cu_seqlens: Tensor | None,
     options: DeltaRuleOptions,
 ) -> tuple[Tensor, Tensor]:
-    """Same arguments and results as `delta_rule_reference`."""
+    """Same arguments and results as `delta_rule_reference`.
+
+    A NaN or infinity of step t would make all outputs of its chunk NaN, since the zeros above the diagonal of
+    A and M^-1 meet it. Where numbers can be looked at for free, on a CPU, such a call is repeated step by
+    step, and outputs before t are as if it were not there.
+    """
+    o, final_state = _in_chunks(q, k, v, beta, g, initial_state, cu_seqlens, options)
+    # a row of the state sums over all steps: where one is bad, so is the row
+    if can_look(o) and not bool(final_state[..., :1, :].detach().sum().isfinite()):
+        return delta_rule_reference(q, k, v, beta, g, initial_state, cu_seqlens, options)
+    return o, final_state
+
+
+def _in_chunks(q, k, v, beta, g, initial_state, cu_seqlens, options) -> tuple[Tensor, Tensor]:
     beta, householders = beta_values(beta, options.beta_from_logits), options.householders
     dtype = torch.promote_types(q.dtype, torch.float32)
     q, k, v, beta = (x.to(dtype) for x in (q, k, v, beta))
@@ -155,16 +175,12 @@ class _Chunked(torch.autograd.Function):
         elif dS is not None:
             leaving = layout.sort_states(dS)
             dU += c.k_out @ leaving
-        dq, dk, dv, dbeta, dG = _input_gradients(c, inverse, U, dU, dO, entering, leaving, householders)
+        dq, dk, dv, dbeta, dg = _input_gradients(c, inverse, U, dU, dO, entering, leaving, householders)
 
         dq, dk = scale * layout.from_chunks(dq), layout.from_chunks(dk, householders)
         if l2norm:
             dq, dk = _l2_backward(dq, q, q_n), _l2_backward(dk, k, k_n)
-        dg = None
-        if dG is not None:
-            # G is a running sum, so g_t moves every later G; only a token's first step carries its decay
-            dg = dG.flip(-2).cumsum(-2).flip(-2)[..., ::householders, :]
-            dg = layout.from_chunks(dg).squeeze(-1)
+        dg = None if dg is None else layout.from_chunks(dg[..., None]).squeeze(-1)
         dbeta = layout.from_chunks(dbeta, householders).squeeze(-1)
         dinitial_state = dinitial_state if ctx.needs_input_grad[5] else None
         return dq, dk, layout.from_chunks(dv, householders), dbeta, dg, dinitial_state, None, None, None, None
@@ -213,7 +229,7 @@ def _run_state_gradients(c: _Chunk, dO, dU, W, dS, layout) -> tuple[Tensor, Tens
 
 
 def _input_gradients(c: _Chunk, inverse, U, dU, dO, entering, leaving, householders: int):
-    """Gradients of q, k, v, beta and G of every chunk, once dU and the states around it are known."""
+    """Gradients of q, k, v, beta and g of every chunk, once dU and the states around it are known."""
     read = slice(householders - 1, None, householders)  # a token's last step, after which it is read
     X = inverse.mT @ dU  # gradient of diag(b) (V - k_in S0)
     residual = c.v if entering is None else c.v - c.k_in @ entering
@@ -222,37 +238,62 @@ def _input_gradients(c: _Chunk, inverse, U, dU, dO, entering, leaving, household
     dv = c.beta * X
     dP, dA = dL.mul_(c.beta), dO @ U.mT  # in place: dL is not read again
 
-    dG = None
+    gate = None
     if c.G is None:
         dA *= _readable(dA, householders)
-        sym = dP + dP.mT
     else:
-        moved_k, moved_q = dP * c.P, dA * c.A  # a difference G_i - G_j moves both ends
-        dG = (moved_k.sum(-1) - moved_k.sum(-2) - moved_q.sum(-2)).unsqueeze(-1)
-        dG[..., read, :] += moved_q.sum(-1, keepdim=True)
+        gate = _GateGradient(dP * c.P, dA * c.A, householders)
         decay = (c.G - c.G.mT).masked_fill(torch.ones_like(dP).triu(1) != 0, -torch.inf).exp()
         dP *= decay
         dA *= decay if householders == 1 else _token_decay(c.G, householders)
-        sym = dP + dP.mT
+    sym = dP + dP.mT
     dq, dk = dA @ c.k, sym @ c.k
     dk.add_(dA.mT @ c.q)
     if entering is not None:
         dk_in, dq_in = dv @ entering.mT, dO @ entering.mT
         dq += dq_in if c.G is None else dq_in * c.G[..., read, :].exp()
         dk -= dk_in if c.G is None else dk_in * c.G.exp()
-        if dG is not None:
-            dG -= (dk_in * c.k_in).sum(-1, keepdim=True)
-            dG[..., read, :] += (dq_in * c.q_in).sum(-1, keepdim=True)
+        if gate is not None:
+            gate.add_entering((dq_in * c.q_in).sum(-1), (dk_in * c.k_in).sum(-1))
     if leaving is not None:
         dk_out = U @ leaving.mT
         dk += dk_out if c.G is None else dk_out * (c.G[..., -1:, :] - c.G).exp()
-        if dG is not None:
-            moved = (dk_out * c.k_out).sum(-1, keepdim=True)
-            dG -= moved
-            dG[..., -1:, :] += moved.sum(-2, keepdim=True)
-            if entering is not None:
-                dG[..., -1:, :] += c.end * (leaving * entering).sum((-2, -1), keepdim=True)
-    return dq, dk, dv, dbeta, dG
+        if gate is not None:
+            gate.add_leaving((dk_out * c.k_out).sum(-1))
+            if entering is not None and c.end is not None:
+                gate.dg += c.end[..., 0] * (leaving * entering).sum((-2, -1))[..., None]
+    return dq, dk, dv, dbeta, None if gate is None else gate.dg
+
+
+class _GateGradient:
+    """dg (chunks, heads, C): every term with a decay exp(G_i - G_j) adds to dg_t for j < t <= i.
+
+        dg_t = sum_{i >= t > j} (dP o P + dA o A)_ij + sum_{i >= t} in_i + sum_{j < t} out_j + exp(G_C) <S, D>
+
+    where in and out are the terms with exp(G) and exp(G_C - G). Differences of sums over all pairs would be
+    shorter, but under a strong decay they would cancel to less than their rounding errors.
+    """
+
+    def __init__(self, moved_k: Tensor, moved_q: Tensor, householders: int):
+        self.householders = householders
+        pairs = moved_q + moved_k if householders == 1 else self._of_tokens(moved_k.mT).mT + moved_q
+        pairs = self._of_tokens(pairs).tril(-1)
+        # ones in row t from column t on
+        self.from_here = torch.ones(pairs.shape[-2:], dtype=pairs.dtype, device=pairs.device).triu()
+        self.dg = (self.from_here @ pairs).tril(-1).sum(-1)
+
+    def _of_tokens(self, x: Tensor) -> Tensor:
+        """(..., C n) -> (..., C): the sum over a token's steps."""
+        n = self.householders
+        return x if n == 1 else x.unflatten(-1, (-1, n)).sum(-1)
+
+    def add_entering(self, by_q: Tensor, by_k: Tensor) -> None:
+        """The terms with exp(G): of q per token, and of -k per step."""
+        self.dg += (by_q - self._of_tokens(by_k)) @ self.from_here.mT
+
+    def add_leaving(self, by_k: Tensor) -> None:
+        """The terms with exp(G_C - G), of k per step."""
+        self.dg += self._of_tokens(by_k) @ self.from_here.triu(1)
 
 
 def _token_decay(G: Tensor, householders: int) -> Tensor:
@@ -263,4 +304,4 @@ def _token_decay(G: Tensor, householders: int) -> Tensor:
 
 def _l2_backward(dy: Tensor, x: Tensor, y: Tensor, eps: float = 1e-6) -> Tensor:
     """Gradient of `l2_normalise` at x, where y is its value."""
-    return torch.rsqrt(x.square().sum(-1, keepdim=True) + eps) * (dy - y * (y * dy).sum(-1, keepdim=True))
+    return inverse_norm(x, eps) * (dy - y * (y * dy).sum(-1, keepdim=True))

@@ -5,6 +5,7 @@ import itertools
 import torch
 from torch import Tensor
 
+from statetrack.ops.checks import can_look
 from statetrack.ops.delta_rule.options import DeltaRuleOptions
 
 
@@ -88,7 +89,18 @@ def beta_values(beta: Tensor, beta_from_logits: float | None) -> Tensor:
 
 def l2_normalise(x: Tensor, eps: float = 1e-6) -> Tensor:
     """x / sqrt(||x||^2 + eps) along the last axis, as in flash-linear-attention."""
-    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + eps)
+    return x * inverse_norm(x, eps)
+
+
+def inverse_norm(x: Tensor, eps: float = 1e-6) -> Tensor:
+    """1 / sqrt(||x||^2 + eps) along the last axis, also where ||x||^2 is too large for the dtype."""
+    squares = x.square().sum(-1, keepdim=True)
+    if can_look(x) and bool(squares.isfinite().all()):
+        return torch.rsqrt(squares + eps)
+    # rows that overflow are measured in another unit; their own is 1, which changes no bit of the others
+    large = 2.0**-67 if x.dtype == torch.float32 else 2.0**-520
+    unit = torch.where(squares.detach().isinf(), large, 1.0).to(x.dtype)
+    return unit * torch.rsqrt((unit * x).square().sum(-1, keepdim=True) + eps * unit * unit)
 
 
 def floor_decay(g: Tensor) -> Tensor:

@@ -1,10 +1,10 @@
 """The mLSTM: a matrix memory with scalar gates. Its transition sigmoid(f) I has no negative eigenvalue."""
 
-import torch
 from torch import Tensor
 
 from statetrack.errors import UserError
 from statetrack.ops import checks
+from statetrack.ops.autograd import run_backend
 from statetrack.ops.backends import pick_backend
 from statetrack.ops.mlstm.reference import MLSTMCell
 
@@ -45,6 +45,7 @@ def mlstm(
     (torch.Size([2, 16, 4, 32]), torch.Size([2, 4, 32, 32]))
     """
     op = "mlstm"
+    checks.check_tensors(op, q=q, k=k, v=v, i=i, f=f)
     if q.ndim != 4 or v.ndim != 4:
         raise UserError(
             f"{op}: q has shape {tuple(q.shape)} and v {tuple(v.shape)}, expected four axes "
@@ -55,12 +56,13 @@ def mlstm(
     checks.check_shape(op, "v", v, (*q.shape[:3], v.shape[-1]), "(batch, time, heads, V)")
     for name, gate in (("i", i), ("f", f)):
         checks.check_shape(op, name, gate, tuple(q.shape[:3]), "(batch, time, heads)")
+    (B, _, H, K), V = q.shape, v.shape[-1]
+    cell = checks.check_cell(op, initial_state, q, C=(B, H, K, V), n=(B, H, K), m=(B, H))
     if checks.is_checked():
-        checks.check_finite(op, q=q, k=k, v=v, i=i, f=f)
+        checks.check_finite(op, time=1, q=q, k=k, v=v, i=i, f=f)
     run = pick_backend(op, backend, q.device, BACKENDS)
-    # Autocast would run the products inside in half precision.
-    with torch.autocast(q.device.type, enabled=False):
-        h, state = run(q, k, v, i, f, initial_state)
+    state = None if cell is None else MLSTMCell(*cell)
+    h, state = run_backend(op, run, q.device, q, k, v, i, f, state)
     return h.to(v.dtype), state
 
 

@@ -38,7 +38,9 @@ def mlstm_chunked(
 def _chunk(
     q: Tensor, k: Tensor, v: Tensor, i: Tensor, log_f: Tensor, state: MLSTMCell | None
 ) -> tuple[Tensor, MLSTMCell]:
-    F_t = log_f.cumsum(-1)
+    # In float64: where forget gates close, F is in the thousands and its differences are of order 1. No lower
+    # bound on log f would do, as an open input gate exp(i) can outweigh any decay.
+    F_t, i = log_f.double().cumsum(-1), i.double()
     C = q.shape[2]
     future = torch.ones(C, C, dtype=torch.bool, device=q.device).triu(1)
     log_D = F_t[..., :, None] + (i - F_t)[..., None, :]
@@ -46,16 +48,17 @@ def _chunk(
     m = log_D.amax(-1)
     if state is not None:
         m = torch.maximum(m, F_t + state.m[..., None])
-    D = torch.exp(log_D - m[..., None])
+    D = torch.exp((log_D - m[..., None]).to(q.dtype))
     A = q @ k.mT * D
     read, nq = A @ v, A.sum(-1)
     # the last row of D is how much of each step is left at the chunk's end
     left = k * D[..., -1, :, None]
     C_end, n_end = left.mT @ v, left.sum(-2)
     if state is not None:
-        e = torch.exp(F_t + state.m[..., None] - m)
+        e = torch.exp((F_t + state.m[..., None] - m).to(q.dtype))
         read = read + e[..., None] * (q @ state.C)
         nq = nq + e * (q @ state.n[..., None]).squeeze(-1)
         C_end = C_end + e[..., -1, None, None] * state.C
         n_end = n_end + e[..., -1, None] * state.n
+    m = m.to(q.dtype)
     return read / normaliser(nq, m)[..., None], MLSTMCell(C_end, n_end, m[..., -1])

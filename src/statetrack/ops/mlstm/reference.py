@@ -50,7 +50,7 @@ def mlstm_reference(
         read = torch.einsum("bhkv,bhk->bhv", C, q[:, t])
         scale = normaliser((n * q[:, t]).sum(-1), m)
         outputs.append(read / scale[..., None])
-    return torch.stack(outputs, dim=1), MLSTMCell(C, n, m)
+    return torch.stack(outputs, dim=1) if outputs else torch.zeros_like(v), MLSTMCell(C, n, m)
 
 
 def normaliser(nq: Tensor, m: Tensor) -> Tensor:

@@ -8,8 +8,12 @@
 //     D <- e^(G_C) D + (e^G Q)^T dO - (e^G K)^T Y
 //
 // Products with S^T and D^T are done as (S dO^T)^T: the thin matrices are transposed, never the states. With
-// a gate, every product that carries e^(G_i - G_j) adds its value times its gradient to dG_i and takes it
-// from dG_j.
+// a gate, every term that carries e^(G_i - G_j) adds its value times its gradient to dg_t for j < t <= i:
+//
+//     dg_t = sum_{i >= t > j} (dP o P + dA o A)_ij + sum_{i >= t} in_i + sum_{j < t} out_j + e^(G_C) <S, D>
+//
+// where in and out are the terms with e^G and e^(G_C - G). Differences of sums over all pairs would be
+// shorter, but under a strong decay they would cancel to less than their rounding errors.
 #pragma once
 
 #include "delta_forward.h"
@@ -23,7 +27,8 @@ struct Backward {
     float *U_t, *Y_t, *dO_t;                       // [V][max_rows], [V][max_tokens]
     float *dP, *dA;                                // as P and A
     float *dQ, *dK, *dQ_t, *dK_t, *through_S;      // [tokens][K], [rows][K], [K][max_tokens], [K][max_rows]
-    float *dG;                                     // [rows]
+    float *dg, *through_in, *through_out;          // only with a gate: [tokens]; in and out of dg, [rows]
+    float *crossing;                               // only with a gate: sums over i of dP o P + dA o A, [rows]
 };
 
 // Rows x [rows][width] and their transpose out [width][ld].
@@ -33,29 +38,59 @@ void transpose_rows(float* x, int64_t rows, int64_t width, float* out, int64_t l
     transpose(x, width, out, ld, padded, width);
 }
 
-// dA and dP, with what they add to dG.
+// Multiply a row of dP or dA, from dP o (e^.. K K^T) to (dP o e^..) o K K^T, and add its terms to `crossing`.
+INLINE void decay_gradient(float* gradient, const float* value, const float* decay, float* crossing,
+                           int64_t columns) {
+    for (int64_t j = 0; j < columns; j += W) {
+        const vec slope = load(gradient + j);
+        store(crossing + j, load(crossing + j) + slope * load(value + j));
+        store(gradient + j, slope * load(decay + j));
+    }
+}
+
+// dA and dP, with what they add to dg.
 void inner_gradients(const Backward& w) {
     const Delta& d = w.d;
     const Chunk& c = w.c;
-    const int64_t columns = round_up(c.rows, W), ld = c.max_rows;
+    const int64_t columns = round_up(c.rows, W), ld = c.max_rows, n = d.householders;
     product(c.tokens, columns, d.V, rows_of(w.dO, c.V), w.U_t, ld, w.dA, ld, 1.0f, false,
-            d.householders == 1 ? RESULT_LOWER : FULL);
+            n == 1 ? RESULT_LOWER : FULL);
     product(c.rows, columns, d.V, rows_of(w.Y, c.V), w.U_t, ld, w.dP, ld, -1.0f, false, RESULT_LOWER);
     c.clear_above(w.dP, w.dA);
     if (!d.g.data) return;
-    for (int64_t i = 0; i < c.rows + c.tokens; i++) {
-        const bool keys = i < c.rows;
-        const int64_t row = (keys ? i : i - c.rows) * ld;
-        float* gradient = (keys ? w.dP : w.dA) + row;
-        const float *value = (keys ? c.P : c.A) + row, *decay = (keys ? c.decay_P : c.decay_A) + row;
+    memset(w.crossing, 0, columns * sizeof(float));
+    for (int64_t t = c.tokens - 1; t >= 0; t--) {
+        const int64_t seen = round_up((t + 1) * n, W);  // the rest of these rows is zero
+        for (int64_t i = t * n; i < (t + 1) * n; i++)
+            decay_gradient(w.dP + i * ld, c.P + i * ld, c.decay_P + i * ld, w.crossing, seen);
+        decay_gradient(w.dA + t * ld, c.A + t * ld, c.decay_A + t * ld, w.crossing, seen);
+        // `crossing` now sums over i >= t; those with j < t pass the decay of token t
+        memset(w.crossing + t * n, 0, (seen - t * n) * sizeof(float));
         vec total = (vec){};
-        for (int64_t j = 0; j < columns; j += W) {
-            const vec slope = load(gradient + j), moved = slope * load(value + j);
-            total += moved;
-            store(w.dG + j, load(w.dG + j) - moved);
-            store(gradient + j, slope * load(decay + j));
-        }
-        w.dG[keys ? i : (i - c.rows) * d.householders] += sum(total);
+        for (int64_t j = 0; j < seen; j += W) total += load(w.crossing + j);
+        w.dg[t] = sum(total);
+    }
+}
+
+// Finish dg: what the state brings in to token t or later, what leaves from before it, and what passes
+// through.
+void gate_gradients(const Backward& w, bool passes) {
+    const Chunk& c = w.c;
+    const int64_t n = w.d.householders;
+    float through = 0.0f;
+    if (passes) {
+        vec both = (vec){};
+        for (int64_t i = 0; i < c.K * c.V; i += W) both += load(w.S + i) * load(w.D + i);
+        through = c.end() * sum(both);
+    }
+    float later = 0.0f, earlier = 0.0f;
+    for (int64_t t = c.tokens - 1; t >= 0; t--) {
+        for (int64_t j = 0; j < n; j++) later += w.through_in[t * n + j];
+        w.dg[t] += later;
+    }
+    for (int64_t t = 0; t < c.tokens; t++) {
+        w.dg[t] += earlier + through;
+        for (int64_t j = 0; j < n; j++) earlier += w.through_out[t * n + j];
     }
 }
 
@@ -76,7 +111,6 @@ void state_gradients(const Backward& w, bool entered, bool leaving) {
         product(d.K, rows, d.V, rows_of(w.D, c.V), w.U_t, ld, gate ? w.through_S : w.dK_t, ld, 1.0f,
                 entered && !gate);
     if (!gate) return;
-    float last = 0.0f;
     for (int64_t j = 0; j < rows; j += W) {
         vec to_in = (vec){}, to_out = (vec){};
         for (int64_t i = 0; i < d.K; i++) {
@@ -94,8 +128,8 @@ void state_gradients(const Backward& w, bool entered, bool leaving) {
             }
             store(w.dK_t + i * ld + j, dk);
         }
-        store(w.dG + j, load(w.dG + j) + to_in - to_out);
-        last += sum(to_out);
+        store(w.through_in + j, to_in);
+        store(w.through_out + j, to_out);
     }
     if (entered)
         for (int64_t i = 0; i < c.tokens; i++) {
@@ -105,14 +139,9 @@ void state_gradients(const Backward& w, bool entered, bool leaving) {
                 *x *= c.in[i * d.householders];
                 total += *x * c.Q[i * c.K + k];
             }
-            w.dG[i * d.householders] += total;
+            w.through_in[i * d.householders] += total;
         }
-    if (entered && leaving) {
-        vec both = (vec){};
-        for (int64_t i = 0; i < c.K * c.V; i += W) both += load(w.S + i) * load(w.D + i);
-        last += c.end() * sum(both);
-    }
-    w.dG[c.rows - 1] += last;
+    gate_gradients(w, entered && leaving);
 }
 
 // dQ and dK as rows, from their transposes and from dA and dP.
@@ -139,7 +168,7 @@ void write_gradient(const Delta& d, float* dy, const float* y, float scale, floa
     if (d.l2norm) {
         vec dot = (vec){};
         for (int64_t i = 0; i < width; i += W) dot += load(dy + i) * load(y + i);
-        along = sum(dot) / factor;
+        along = factor != 0.0f ? sum(dot) / factor : 0.0f;  // without it y is zero
     }
     for (int64_t i = 0; i < width; i += W)
         store(dy + i, scale * (factor * load(dy + i) - along * load(y + i)));
@@ -161,7 +190,6 @@ void backward_chunk(const Backward& w, int64_t chunk, bool entered, bool leaving
         copy_row(e, d.errors + ((first * d.householders + i) * d.H + c.h) * d.V, d.V, V);
         for (int64_t j = 0; j < V; j += W) store(w.U + i * V + j, c.b[i] * load(e + j));
     }
-    if (d.g.data) memset(w.dG, 0, c.max_rows * sizeof(float));
     product(c.rows, V, c.tokens, transposed(rows_of(c.A, c.max_rows)), w.dO, V, w.X, V, 1.0f, false,
             d.householders == 1 ? FACTOR_UPPER : FULL);
     if (leaving) product(c.rows, V, d.K, rows_of(c.k_out, K), w.D, V, w.X, V, 1.0f, true);
@@ -186,12 +214,9 @@ void backward_chunk(const Backward& w, int64_t chunk, bool entered, bool leaving
     for (int64_t i = 0; i < c.tokens; i++)
         write_gradient(d, w.dQ + i * K, c.Q + i * K, c.scale_q[i], (float)d.scale, K,
                        d.dq + ((first + i) * d.H + c.h) * d.K);
-    // G is a running sum, so g_t moves every later G of its chunk; below the floor it moves nothing
-    float later = 0.0f;
-    for (int64_t i = d.g.data ? c.tokens - 1 : -1; i >= 0; i--) {
-        for (int64_t j = 0; j < d.householders; j++) later += w.dG[i * d.householders + j];
+    for (int64_t i = 0; d.g.data && i < c.tokens; i++) {
         const float g = *at(d.g, where.batch, c.token + i, c.h);
-        d.dg[(first + i) * d.H + c.h] = g < FLOOR ? 0.0f : later;
+        d.dg[(first + i) * d.H + c.h] = g < FLOOR ? 0.0f : w.dg[i];  // below the floor g moves nothing
     }
 }
 
@@ -201,11 +226,12 @@ void delta_backward_item(void* context, int64_t item) {
     const Sequence where(d, s);
     Chunk c(d, where, h);
     const int64_t K = c.K, V = c.V, R = c.max_rows, T = c.max_tokens;
-    Arena take{scratch(c.floats() + K * V + (6 * R + 2 * T) * V + (R + T) * R + (3 * R + 2 * T) * K + R)};
+    Arena take{scratch(c.floats() + K * V + (6 * R + 2 * T) * V + (R + T) * R + (3 * R + 2 * T) * K + 3 * R + T)};
     c.place([&](int64_t n) { return take(n); });
     Backward w = {d, c, nullptr, take(K * V), take(R * V), take(R * V), take(R * V), take(R * V), take(T * V),
                   take(R * V), take(R * V), take(T * V), take(R * R), take(T * R),
-                  take(T * K), take(R * K), take(T * K), take(R * K), take(R * K), take(R)};
+                  take(T * K), take(R * K), take(T * K), take(R * K), take(R * K),
+                  take(T), take(R), take(R), take(R)};
     read_state(d, d.dfinal_state ? d.dfinal_state + own : nullptr, w.D, K, V);
     memset(w.dQ_t, 0, T * K * sizeof(float));
     memset(w.dK_t, 0, R * K * sizeof(float));

@@ -16,6 +16,10 @@ namespace {
 // Lower bound of g: exp(-40) is zero for all purposes, and much smaller values would cost the precision of
 // others.
 constexpr float FLOOR = -40.0f;
+// e^88 is the largest power of e that float32 holds.
+constexpr float LARGEST = 88.0f;
+// Rows too long for a sum of squares in float32 are measured in this unit, 2^-67.
+constexpr float LONG = 0x1p-67f;
 
 // Where a sequence's tokens are and how it is cut: chunks of nearly equal length.
 struct Sequence {
@@ -147,11 +151,19 @@ struct Chunk {
             vec squares = (vec){};
             for (int64_t i = 0; i < K; i += W) squares += load(x + i) * load(x + i);
             scale = 1.0f / __builtin_sqrtf(sum(squares) + 1e-6f);
+            if (__builtin_expect(scale == 0.0f, 0)) scale = long_scale(x);
         }
         const float both = scale * factor;
         if (both != 1.0f)
             for (int64_t i = 0; i < K; i += W) store(x + i, both * load(x + i));
         return scale;
+    }
+
+    // 1 / |x| where |x|^2 overflows.
+    __attribute__((noinline, cold)) float long_scale(const float* x) const {
+        vec squares = (vec){};
+        for (int64_t i = 0; i < K; i += W) squares += (LONG * load(x + i)) * (LONG * load(x + i));
+        return LONG / __builtin_sqrtf(sum(squares));
     }
 
     void read_gate() {
@@ -181,10 +193,11 @@ struct Chunk {
         }
     }
 
-    // e^(G_i - G_j) for one i; above the diagonal, where it could overflow, it is one and not read.
+    // e^(G_i - G_j) for one i. Above the diagonal, where it could overflow, it is bounded: the backward
+    // multiplies it by zero there. A bound of one would be wrong below the diagonal, where g may be positive.
     void decay_row(float* decay, float* products, float G_i) const {
         for (int64_t j = 0; j < rows; j += W) {
-            const vec e = exp(min(G_i - load(G + j), 0.0f));
+            const vec e = exp(min(G_i - load(G + j), LARGEST));
             store(decay + j, e);
             store(products + j, e * load(products + j));
         }

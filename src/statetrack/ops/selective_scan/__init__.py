@@ -1,6 +1,5 @@
 """The selective scan of Mamba: a diagonal recurrence, with eigenvalues in [0, 1] or [-1, 1]."""
 
-import contextlib
 from collections.abc import Callable
 
 import torch
@@ -8,6 +7,7 @@ from torch import Tensor
 
 from statetrack.errors import UserError
 from statetrack.ops import checks
+from statetrack.ops.autograd import run_backend
 from statetrack.ops.backends import choose_once, load, no_triton, pick_backend
 from statetrack.ops.call_cache import CallCache
 from statetrack.ops.selective_scan.arguments import ScanInputs, ScanOptions
@@ -83,7 +83,7 @@ def selective_scan(
     - `cu_seqlens`: s + 1 offsets in steps, with b = 1: s sequences packed one after the other into one row,
       steps cu_seqlens[i] to cu_seqlens[i + 1]; states are then (s, d, n).
     - `max_seqlen`: the length of the longest packed sequence or more. A backend that must know it on the host
-      then does not read the offsets from a GPU. The Triton kernels ignore it.
+      then does not read the offsets from a GPU. torch.compile needs it on a CPU. Triton kernels ignore it.
     - `backend`: "auto", or "reference", "chunked", "native" (CPU), "triton" (GPU).
 
     Returns out (b, d, t) in the dtype of u and, if asked for, the last state (b, d, n), float32 (float64 if u
@@ -106,10 +106,7 @@ def selective_scan(
     checks.check_offsets("selective_scan", cu_seqlens, max_seqlen, u.shape[2])
     if checks.is_checked():
         _check_values(inputs, options)
-    # Autocast would run the sums over states in half precision.
-    autocast = torch.is_autocast_enabled(u.device.type)
-    with torch.autocast(u.device.type, enabled=False) if autocast else contextlib.nullcontext():
-        out, last_state = run(inputs, options)
+    out, last_state = run_backend("selective_scan", run, u.device, inputs, options)
     out = out if out.dtype == u.dtype else out.to(u.dtype)
     return (out, last_state) if return_last_state else out
 
@@ -125,6 +122,7 @@ def _check(inputs: ScanInputs) -> None:
     """Refuse wrong shapes, dtypes and devices."""
     u, delta, A, B, C, D, z, delta_bias, initial_state, cu_seqlens = inputs
     op, order = "selective_scan", "Channels come before time here, as in mamba-ssm."
+    checks.check_tensors(op, **{name: x for name, x in inputs._asdict().items() if name != "cu_seqlens"})
     if u.ndim != 3 or A.ndim != 2:
         raise UserError(
             f"{op}: u has shape {tuple(u.shape)} and A {tuple(A.shape)}, expected (batch, channels, time) "

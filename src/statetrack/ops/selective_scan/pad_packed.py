@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from statetrack.errors import UserError
 from statetrack.ops.selective_scan.arguments import ScanInputs, ScanOptions
 from statetrack.ops.selective_scan.reference import step_sizes
 
@@ -105,9 +106,16 @@ def _pad(cu_seqlens: Tensor, max_seqlen: int | None, time: int) -> _Padding:
 def _groups(lengths: Tensor, max_seqlen: int | None) -> list[tuple[Tensor | list[int], int]]:
     """Sequences to pad together, and to which length: by powers of two, so that at most half is padding.
 
-    On a GPU `max_seqlen` avoids reading the lengths, and all sequences are padded to it.
+    On a GPU `max_seqlen` avoids reading the lengths, and all sequences are padded to it; likewise under
+    torch.compile, for which shapes must not depend on them.
     """
-    if max_seqlen is not None and lengths.is_cuda:
+    compiling = torch.compiler.is_compiling()
+    if compiling and max_seqlen is None:
+        raise UserError(
+            "selective_scan: torch.compile cannot read cu_seqlens: pass max_seqlen, the length of the "
+            "longest packed sequence or more."
+        )
+    if max_seqlen is not None and (lengths.is_cuda or compiling):
         return [(torch.arange(len(lengths), device=lengths.device), max_seqlen)]
     of_length = lengths.tolist()
     groups: dict[int, list[int]] = {}

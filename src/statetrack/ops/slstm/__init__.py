@@ -1,10 +1,10 @@
 """The sLSTM: a scalar memory whose gates see the last output. Not linear, so it stays a loop over time."""
 
-import torch
 from torch import Tensor
 
 from statetrack.errors import UserError
 from statetrack.ops import checks
+from statetrack.ops.autograd import run_backend
 from statetrack.ops.backends import load, no_triton, pick_backend
 from statetrack.ops.slstm.reference import SLSTMCell
 
@@ -46,17 +46,19 @@ def slstm(
     (torch.Size([2, 16, 4, 32]), torch.Size([2, 4, 32]))
     """
     op = "slstm"
+    checks.check_tensors(op, x=x, R=R)
     if x.ndim != 5 or x.shape[3] != 4:
         raise UserError(f"{op}: x has shape {tuple(x.shape)}, expected (batch, time, heads, 4 gates, width).")
     H, D = x.shape[2], x.shape[4]
     checks.check_floating(op, x.device, x=x, R=R)
     checks.check_shape(op, "R", R, (H, D, 4 * D), "(heads, width, 4 * width)")
+    shape = (x.shape[0], H, D)
+    cell = checks.check_cell(op, initial_state, x, h=shape, c=shape, n=shape, m=shape)
     if checks.is_checked():
-        checks.check_finite(op, x=x, R=R)
+        checks.check_finite(op, time=1, x=x)
+        checks.check_finite(op, R=R)
     run = pick_backend(op, backend, x.device, BACKENDS, {"triton": lambda: _triton_refuses(x)})
-    # Autocast would run the products inside in half precision.
-    with torch.autocast(x.device.type, enabled=False):
-        h, state = run(x, R, initial_state)
+    h, state = run_backend(op, run, x.device, x, R, None if cell is None else SLSTMCell(*cell))
     return h.to(x.dtype), state
 
 

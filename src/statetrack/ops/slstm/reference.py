@@ -18,7 +18,8 @@ class SLSTMCell(NamedTuple):
 
 def fresh_cell(x: Tensor) -> SLSTMCell:
     """The state before the first step of x (B, T, H, 4, D)."""
-    zeros = torch.zeros_like(x[:, 0, :, 0])
+    B, _, H, _, D = x.shape
+    zeros = x.new_zeros(B, H, D)
     return SLSTMCell(zeros, zeros, zeros, torch.full_like(zeros, -float("inf")))
 
 
@@ -47,4 +48,4 @@ def slstm_reference(x: Tensor, R: Tensor, state: SLSTMCell | None = None) -> tup
         n = forget * n + write
         h = torch.sigmoid(o) * c / n
         outputs.append(h)
-    return torch.stack(outputs, dim=1), SLSTMCell(h, c, n, m)
+    return torch.stack(outputs, dim=1) if outputs else x[..., 0, :], SLSTMCell(h, c, n, m)
