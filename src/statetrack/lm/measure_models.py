@@ -38,9 +38,7 @@ class Sequences:
 
     length: int = 16_384  # tokens of a sequence
     bins: int = 64  # of positions, of about the same size; training lengths are edges too
-    rows: Rows = (
-        "concatenated"  # all documents one after another, or only long documents, each from its start
-    )
+    rows: Rows = "concatenated"  # documents one after another; long: only long ones, each from its start
     sequences: int = 0  # at most so many per split, spread over it; 0 for all
     splits: tuple[str, ...] = field(default=())  # all held-out splits when empty
 

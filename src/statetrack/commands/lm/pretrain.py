@@ -119,7 +119,7 @@ def read_arguments(arguments: Sequence[str], ranks: Ranks | None = None) -> tupl
     corpus = default.task
     assert isinstance(corpus, Corpus)
     parts: dict[str, Any] = {
-        "task": CorpusFields(corpus.context, corpus.reset, corpus.vocabulary),
+        "task": CorpusFields(corpus.context, corpus.reset, 0 if corpus is _ANY else corpus.vocabulary),
         **model_parts(default.model),
         "training": default.training,
         "evaluation": default.evaluation,
