@@ -27,7 +27,7 @@ def refuses(x: Tensor) -> str | None:
 def constants(N: int) -> dict[str, Any]:
     """Constants of the kernel for N classes."""
     BN = min(MAX_BLOCK, block(N))
-    return {"N": N, "BN": BN, "num_warps": max(1, BN // 1024)}
+    return {"N": N, "BN": BN, "num_warps": max(1, BN // 512)}
 
 
 def _losses(z: Tensor, targets: Tensor, ignore_index: int, gradient: bool) -> Tensor:
