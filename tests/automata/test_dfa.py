@@ -118,10 +118,10 @@ def test_mistakes_are_named(make, words):
 
 def test_a_large_alphabet_takes_no_time():
     letters = [f"letter {i}" for i in range(20_000)]
-    started = time.monotonic()
+    started = time.process_time()
     dfa = DFA(letters, {letter: [1, 0] for letter in letters}, 0, [0])
     assert DFA.from_permutations(dfa.transitions) == dfa
-    assert time.monotonic() - started < 1
+    assert time.process_time() - started < 1
     with pytest.raises(UserError, match="2 times"):
         DFA([*letters, letters[-1]], dfa.transitions)
 
