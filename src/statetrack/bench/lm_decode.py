@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from statetrack.bench.gpu_cases import peer_module
+from statetrack.bench.lm_step import fla_deltanet
 from statetrack.errors import UserError
 from statetrack.layers import MambaConfig, Model, model_config
 from statetrack.lm.generate import DecodeGraph, decode_step
@@ -72,19 +73,8 @@ def our_decoder(case: LmDecode, device: str, graph: bool) -> Decoder:
 
 def fla_decoder(case: LmDecode) -> Decoder:
     """flash-linear-attention's DeltaNet in bfloat16 with its cache, eager."""
-    models = peer_module("fla.models", "flash-linear-attention")
-    config = model_config(case.model)
-    peer = models.DeltaNetForCausalLM(
-        models.DeltaNetConfig(
-            hidden_size=config.d_model,
-            num_heads=8,
-            num_hidden_layers=config.layers,
-            intermediate_size=round(config.mlp_ratio * config.d_model),
-            allow_neg_eigval=True,
-            vocab_size=case.vocabulary,
-        )
-    )
-    return _cached_decoder(peer.cuda().bfloat16().eval(), "past_key_values", case.tokens("cuda"))
+    peer = fla_deltanet(case.model, case.vocabulary)
+    return _cached_decoder(peer.bfloat16().eval(), "past_key_values", case.tokens("cuda"))
 
 
 def transformers_mamba_decoder(case: LmDecode) -> Decoder:

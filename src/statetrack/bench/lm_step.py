@@ -18,7 +18,7 @@ import torch
 
 from statetrack.bench.cases import Work
 from statetrack.bench.gpu_steps import taking
-from statetrack.layers import model_config
+from statetrack.layers import DeltaNetConfig, model_config
 from statetrack.lm.shards import write_index, write_shard
 from statetrack.spec import EvaluationConfig, RunSpec, TrainingConfig
 from statetrack.tasks import Corpus
@@ -110,27 +110,32 @@ def measure_ours(case: LmStep, data: Path, steps: int = 20, **changes: Any) -> t
     return row, work
 
 
+def fla_deltanet(model: str, vocabulary: int, **options: Any) -> Any:
+    """flash-linear-attention's DeltaNet with the sizes of our preset `model`, on the GPU."""
+    from statetrack.bench.gpu_cases import peer_module
+
+    models, config = peer_module("fla.models", "flash-linear-attention"), model_config(model)
+    assert isinstance(config.mixer, DeltaNetConfig)
+    peer = models.DeltaNetConfig(
+        hidden_size=config.d_model,
+        num_heads=config.mixer.heads,
+        num_hidden_layers=config.layers,
+        intermediate_size=round(config.mlp_ratio * config.d_model),
+        allow_neg_eigval=True,
+        vocab_size=vocabulary,
+        **options,
+    )
+    return models.DeltaNetForCausalLM(peer).cuda()
+
+
 def fla_work(case: LmStep, data: Path, half_weights: bool, fuse_linear: bool) -> Work:
     """A step of flash-linear-attention's model: autocast, or bfloat16 weights; fused AdamW, the same clip.
 
     Its model shifts labels itself. `fuse_linear` takes its cross-entropy that does not hold all logits.
     """
-    from statetrack.bench.gpu_cases import peer_module
-
-    models = peer_module("fla.models", "flash-linear-attention")
     spec = case.spec(data)
-    config = models.DeltaNetConfig(
-        hidden_size=spec.model.d_model,
-        num_heads=8,
-        num_hidden_layers=spec.model.layers,
-        intermediate_size=round(spec.model.mlp_ratio * spec.model.d_model),
-        allow_neg_eigval=True,
-        vocab_size=case.vocabulary,
-        fuse_cross_entropy=not fuse_linear,
-        fuse_linear_cross_entropy=fuse_linear,
-        use_cache=False,
-    )
-    model = models.DeltaNetForCausalLM(config).cuda()
+    loss = {"fuse_cross_entropy": not fuse_linear, "fuse_linear_cross_entropy": fuse_linear}
+    model = fla_deltanet(case.model, case.vocabulary, use_cache=False, **loss)
     if half_weights:
         model = model.bfloat16()
     training = spec.training

@@ -124,10 +124,15 @@ class DeltaNet(Mixer):
     def forward(
         self, x: Tensor, state: DeltaNetState | None = None, *, packing: Packing | None = None
     ) -> tuple[Tensor, DeltaNetState | None]:
-        if state is None and self._recomputes(x):
-            o, S, convolution = self._recomputing_rule(x, packing)
-            o = normalise(self.norm, o, working_dtype(x)).flatten(-2)
-            return self.to_out(o), None if S is None else DeltaNetState(S, convolution)
+        apply = self._recomputing_rule if state is None and self._recomputes(x) else self._rule
+        o, S, convolution, gate = apply(x, state, packing)
+        o = normalise(self.norm, o, working_dtype(x)).flatten(-2)
+        if gate is not None:
+            o = o * F.silu(gate)
+        return self.to_out(o), None if S is None else DeltaNetState(S, convolution)
+
+    def _rule(self, x: Tensor, state: DeltaNetState | None, packing: Packing | None):
+        """Outputs of the rule, last state, next past of the convolutions, and the output gate or None."""
         q, k, v, beta, g, gate, convolution = self._inputs(x, state, packing)
         o, S = delta_rule(
             q,
@@ -142,13 +147,10 @@ class DeltaNet(Mixer):
             use_qk_l2norm_in_kernel=True,  # ||k|| = 1 keeps the norm of the transition at most 1
             **offsets(packing),
         )
-        o = normalise(self.norm, o, working_dtype(x)).flatten(-2)
-        if gate is not None:
-            o = o * F.silu(gate)
-        return self.to_out(o), None if S is None else DeltaNetState(S, convolution)
+        return o, S, convolution, gate
 
     def _recomputes(self, x: Tensor) -> bool:
-        """Whether `_recomputing_rule` may stand for `_inputs` and the rule, and x is large enough for it."""
+        """Whether `_recomputing_rule` may stand for `_rule`, and x is large enough for it."""
         config, convolutions = self.config, tuple(self.convolutions or ())
         plain = not config.gated and self.output_gate is None and config.qk_activation != "relu"
         if not (plain and convolutions and recomputes(x)):
@@ -157,17 +159,13 @@ class DeltaNet(Mixer):
             return False
         return joins(x, self.to_q, self.to_k, self.to_v, self.to_beta)
 
-    def _recomputing_rule(self, x: Tensor, packing: Packing | None):
-        """Outputs of the rule, last state, next past. The backward pass computes q, k and v again."""
+    def _recomputing_rule(self, x: Tensor, state: DeltaNetState | None, packing: Packing | None):
+        """As `_rule`, from an empty state. The backward pass computes q, k and v again."""
         joined = joined_product(x, (self.to_q, self.to_k, self.to_v, self.to_beta))
         convolutions: tuple[Any, ...] = tuple(self.convolutions or ())
         silu = self.config.qk_activation == "silu"
-        next_past = None
-        if returns_states(packing):
-            widths = [convolution.out_channels for convolution in convolutions]
-            parts = joined[..., : sum(widths)].split(widths, dim=-1)
-            each = zip(convolutions, parts, strict=True)
-            next_past = tuple(c.next_state(y, None, packing) for c, y in each)
+        widths = [convolution.out_channels for convolution in convolutions]
+        next_past = self._next_past(joined[..., : sum(widths)].split(widths, dim=-1), packing)
         o, S = convolved_delta_rule(
             joined,
             [convolution.taps for convolution in convolutions],
@@ -180,7 +178,14 @@ class DeltaNet(Mixer):
             output_final_state=returns_states(packing),
             **offsets(packing),
         )
-        return o, S, next_past
+        return o, S, next_past, None
+
+    def _next_past(self, qkv: Sequence[Tensor], packing: Packing | None) -> tuple[Tensor, ...] | None:
+        """The last inputs of the convolutions, where there are any and a state is returned."""
+        if self.convolutions is None or not returns_states(packing):
+            return None
+        each: Any = zip(self.convolutions, qkv, strict=True)
+        return tuple(convolution.next_state(y, None, packing) for convolution, y in each)
 
     def _controls(self, x: Tensor, state: DeltaNetState | None):
         """Inputs of the recurrence: q (B, T, H, K); k, v (B, T n, H, .); beta (B, T n, H); g (B, T, H)."""
@@ -241,9 +246,7 @@ class DeltaNet(Mixer):
         ):
             qkv, next_past = self._filtered(qkv, past, packing)
             return qkv, others, next_past
-        next_past = None
-        if convolutions and returns_states(packing):
-            next_past = tuple(c.next_state(y, None, packing) for c, y in zip(convolutions, qkv, strict=True))
+        next_past = self._next_past(qkv, packing)
         silu = self.config.qk_activation == "silu"
         *qkv, rest = convolved_split(
             joined,
