@@ -123,7 +123,7 @@ def gradients_kernel(
     dQ, dK = P * dQ + diagonal * k_c, X * dK + diagonal * q_c
     # dA is used below its diagonal, and made symmetric
     dA_c = tl.load(dA + slot * C * C + tl.maximum(i, j) * C + tl.minimum(i, j))
-    for level in tl.static_range(LEVELS):
+    for level in tl.range(0, LEVELS, num_stages=1, disable_licm=True):  # unrolled, it would spill
         second, W_whole, W = level_decay(L_c, L + base, ic, ik, rows, H * K, level, K, BK)
         x = tl.where(second[:, None], q_c, k_c)
         M = tl.where(((i >> level) ^ (j >> level)) == 1, dA_c, 0.0).to(dA_c.dtype)

@@ -37,7 +37,7 @@ def dot_added(x, y, BF16: tl.constexpr):
 
 
 @triton.jit
-def level_decay(L_c, L, ic, ik, rows, HK, level: tl.constexpr, K: tl.constexpr, BK: tl.constexpr):
+def level_decay(L_c, L, ic, ik, rows, HK, level, K: tl.constexpr, BK: tl.constexpr):
     """For blocks of m = 2^level steps: which rows are in second blocks, and the products from each row to r."""
     second = ((ic >> level) & 1) == 1
     r = ((ic >> (level + 1)) << (level + 1)) + (1 << level) - 1
@@ -79,7 +79,7 @@ def scores_kernel(
         k_end = k_c * X * c_end
         store_tile(k_out, k_end, ic * (H * K), ik, valid, K, BK)
         A_c += tl.where(i == j, tl.sum(q_c * k_c, axis=1)[:, None], 0.0)
-        for level in tl.static_range(LEVELS):
+        for level in tl.range(0, LEVELS, num_stages=1, disable_licm=True):  # unrolled, it would spill
             second, _, W = level_decay(L_c, L, ic, ik, rows, H * K, level, K, BK)
             y = tl.where(second[:, None], q_c, k_c) * W
             corner = ((i >> level) & 1 == 1) & ((i >> level) == (j >> level) + 1)

@@ -11,7 +11,7 @@ steps s < j <= t of dA o A, rows t >= j of q . dq and s < j of k . dk by the sta
 import triton
 import triton.language as tl
 
-from statetrack.ops.delta_rule.triton.tiles import chunk_rows, dot_out, load_tile, store_tile
+from statetrack.ops.delta_rule.triton.tiles import chunk_rows, dot_input, dot_out, load_tile, store_tile
 from statetrack.ops.gated_linear_attention.triton.channel_forward import dot_added
 from statetrack.ops.gated_linear_attention.triton.gates import gate_gradient, product
 from statetrack.ops.gated_linear_attention.triton.head_forward import row_decays
@@ -83,7 +83,8 @@ def head_gradients_kernel(
     N = tl.where(i > j, QK * dA * D_whole * signs, 0.0)
     q_dq = P_whole * c * scale * tl.sum(q_c.to(tl.float32) * dQ, axis=1)
     k_dk = X_whole * c * c_end * tl.sum(k_c.to(tl.float32) * dK, axis=1)
-    pairs = tl.cumsum(N, axis=0, reverse=True)  # over the steps t >= i
+    after = tl.where(j >= i, 1.0, 0.0).to(q_c.dtype)
+    pairs = dot_input(after, N, None, BF16)  # summed over the steps t >= i
     dl = tl.sum(tl.where(i > j, pairs + k_dk[None, :], q_dq[None, :]), axis=1)
     dl += tl.exp2(-L_end) * c_end * dP_C
     gradient = gate_gradient(dl, l, negative, GATE)

@@ -77,15 +77,16 @@ def make_plan(K: int, V: int, steps: int, dtype: torch.dtype) -> Plan:
     BK, BV = min(BK, wide), min(BV, wide)
     full = block(K)
     both = Launch(4, BK, BV)
+    wider = Launch(8 if C == 64 else 4, BK, BV)
     return Plan(
         C,
         bf16,
         cumulate=Launch(4, min(full, 64)),
-        scores=both,
+        scores=wider,
         outputs=Launch(4, BK, min(block(V), 128) if C == 64 else BV, 2),
         prepare=both,
         values=Launch(4, BK, min(block(V), 128) if C == 64 else BV, 2),
-        gradients=both,
+        gradients=wider,
         add=both,
         head_outputs=Launch(4, BK, min(block(V), 128) if C == 64 else BV, 2),
         head_prepare=both,
