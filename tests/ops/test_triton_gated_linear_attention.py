@@ -65,7 +65,7 @@ def test_the_gradient_does_not_jump_where_a_gate_changes_its_sign(kind):
         exact = random_inputs(40, kind, B=1)
         with torch.no_grad():
             exact[3][:, 20] = value
-        o, _ = run(rounded(exact)[:3] + [a := rounded(exact)[3], None, None], "triton")
+        o, _ = run([*rounded(exact)[:3], a := rounded(exact)[3], None, None], "triton")
         return torch.autograd.grad(o.square().sum(), a)[0]
 
     at_zero = gradient(0.0)

@@ -6,19 +6,25 @@
 
 The dots stand for the products inside the chunk. At a level of blocks of m steps (channel_forward.py), with M
 the corners of dA made symmetric and Z = M Y, a row of W o Z is a part of dQ in second and of dK in first
-blocks. Its product with x is the gradient of the logarithm of W, which is a sum of -l over the rows between t and
-r: so dl_j of second blocks sums over t >= j and that of first blocks over t < j, one product with a matrix
+blocks. Its product with x is the gradient of the logarithm of W, a sum of -l over the rows between t and r:
+so dl_j of second blocks sums over t >= j and that of first blocks over t < j, one product with a matrix
 of zeros and ones. The same holds for P and X with the whole chunk as the block.
+
+So every term of dl_j contains a_j, and da_j = dl_j / a_j is exact where a_j is small (gates.py). The gradient
+of g is dl itself, and absolute errors do not matter: there all levels are summed at once,
+
+    dl_j = sum_{t >= j} (q_t o dq_t - k_t o dk_t) + sum_s k_s o (X_s o V D^T)_s + P_C o rowsum(D o S)
 """
 
 import triton
 import triton.language as tl
 
-from statetrack.ops.delta_rule.triton.tiles import chunk_rows, dot_out, load_tile, store_tile
+from statetrack.ops.delta_rule.triton.tiles import chunk_rows, dot_input, dot_out, load_tile, store_tile
 from statetrack.ops.gated_linear_attention.triton.channel_forward import dot_added, level_decay
 from statetrack.ops.gated_linear_attention.triton.gates import (
+    decoded,
     gate_gradient,
-    load_cumulated,
+    load_end,
     load_gates,
     product,
 )
@@ -49,7 +55,10 @@ def prepare_kernel(
             cell = slot * K * V + ik[:, None] * V + iv[None, :]
             inside = (ik < K)[:, None] & (iv < V)[None, :]
             tl.store(dstates + cell, W.to(dstates.dtype.element_ty), mask=inside)
-    tl.store(dA + slot * C * C + i * C + j, dA_c.to(dA.dtype.element_ty))
+    # used below the diagonal alone, and stored as a symmetric matrix
+    dA_c = dA_c.to(dA.dtype.element_ty)
+    tl.store(dA + slot * C * C + i * C + j, dA_c, mask=i >= j)
+    tl.store(dA + slot * C * C + j * C + i, dA_c, mask=i > j)
 
 
 @triton.jit
@@ -109,29 +118,46 @@ def gradients_kernel(
         dQ = dot_out(dO, tl.trans(S), dQ, BF16, OUT)
         dK = dot_out(v_c, tl.trans(D), dK, BF16, OUT)
         dP_C += tl.sum(S.to(tl.float32) * D.to(tl.float32), axis=1)
-    L_c, c = load_cumulated(L + base, tl.minimum(ic, rows - 1) * (H * K), ik, K, BK)
-    L_end, c_end = load_cumulated(L + base, (ic * 0 + rows - 1) * (H * K), ik, K, BK)
+    last = tl.minimum(ic, rows - 1) * (H * K)
+    encoded = tl.load(L + base + last[:, None] + ik[None, :], mask=(ik < K)[None, :], other=0.0)
+    L_c, c = decoded(encoded)
+    L_end, c_end = load_end(L + base, (rows - 1) * (H * K), ik, K)
     q_c = load_tile(q + base, ic * (H * K), ik, valid, K, BK, False) * (c * scale)
     k_c = load_tile(k + base, ic * (H * K), ik, valid, K, BK, False) * c
     P_whole, P = product(L_c)
     X_whole, X = product(L_end - L_c)
     dK *= c_end
-    dl = dot_out(tl.where(j >= i, 1.0, 0.0), q_c * P_whole * dQ, None, BF16, OUT)
-    dl = dot_out(tl.where(j < i, 1.0, 0.0), k_c * X_whole * dK, dl, BF16, OUT)
-    dl += tl.exp2(-L_end) * c_end * dP_C[None, :]
+    whole_chunk = tl.exp2(-L_end) * c_end * dP_C[None, :]
+    if GATE == "value":
+        dl = dot_out(tl.where(j >= i, 1.0, 0.0), q_c * P_whole * dQ, None, BF16, OUT)
+        dl = dot_out(tl.where(j < i, 1.0, 0.0), k_c * X_whole * dK, dl, BF16, OUT) + whole_chunk
+    else:
+        whole_chunk += tl.sum(k_c * X * dK, axis=0)[None, :]
     diagonal = tl.load(dA + slot * C * C + ic * C + ic).to(tl.float32)[:, None]
     dQ, dK = P * dQ + diagonal * k_c, X * dK + diagonal * q_c
-    # dA is used below its diagonal, and made symmetric
-    dA_c = tl.load(dA + slot * C * C + tl.maximum(i, j) * C + tl.minimum(i, j))
+    dA_c = tl.load(dA + slot * C * C + i * C + j)
     for level in tl.range(0, LEVELS, num_stages=1, disable_licm=True):  # unrolled, it would spill
+        # q, k, L and c are loaded or decoded again: kept, they would not fit in the registers
+        L_c, c = decoded(encoded)
         second, W_whole, W = level_decay(L_c, L + base, ic, ik, rows, H * K, level, K, BK)
-        x = tl.where(second[:, None], q_c, k_c)
+        row = tl.where(second, q + base + ic * (H * K), k + base + ic * (H * K))
+        x = tl.load(row[:, None] + ik[None, :], mask=valid[:, None] & (ik < K)[None, :], other=0.0)
+        x = x.to(tl.float32) * (c * tl.where(second, scale, 1.0)[:, None])
         M = tl.where(((i >> level) ^ (j >> level)) == 1, dA_c, 0.0).to(dA_c.dtype)
         Z = dot_out(M, x * W, None, BF16, OUT)
         dQ += tl.where(second[:, None], W * Z, 0.0)
         dK += tl.where(second[:, None], 0.0, W * Z)
-        between = ((i >> level) == (j >> level)) & (((i >> level) & 1 == 1) == (j >= i))
-        dl = dot_out(tl.where(between, 1.0, 0.0), x * W_whole * Z, dl, BF16, OUT)
+        if GATE == "value":
+            between = ((i >> level) == (j >> level)) & (((i >> level) & 1 == 1) == (j >= i))
+            dl = dot_out(tl.where(between, 1.0, 0.0), x * W_whole * Z, dl, BF16, OUT)
+    _, c = decoded(encoded)
+    if GATE != "value":
+        q_c = load_tile(q + base, ic * (H * K), ik, valid, K, BK, False) * (c * scale)
+        k_c = load_tile(k + base, ic * (H * K), ik, valid, K, BK, False) * c
+        after = tl.where(j >= i, 1.0, 0.0)
+        if BF16:
+            after = after.to(tl.bfloat16)
+        dl = dot_input(after, q_c * dQ - k_c * dK, None, BF16) + whole_chunk
     store_tile(dq + base, dQ * (c * scale), ic * (H * K), ik, valid, K, BK)
     store_tile(dk + base, dK * c, ic * (H * K), ik, valid, K, BK)
     offsets = base + ic[:, None] * (H * K) + ik[None, :]

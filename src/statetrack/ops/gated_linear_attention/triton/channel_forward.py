@@ -5,12 +5,12 @@
     sweep      S of every chunk                                                       (states.py)
     outputs    O = q_in S + A V
 
-A is built from pairs of neighbouring blocks of m = 1, 2, 4, ... steps. With r the last step of the first block
-of a pair, and x_t = q_t in second and k_t in first blocks, y_t = x_t 2^-|L_t - L_r|, the pairs' corners of
+A is built from pairs of neighbouring blocks of m = 1, 2, 4, ... steps. With r the last step of the first
+block of a pair, and x_t = q_t in second and k_t in first blocks, y_t = x_t 2^-|L_t - L_r|, the pairs' corners of
 Y Y^T are those of A: one product for all pairs of a level, no exponent above 0, and nothing divided.
 
-Signs are folded: q_t and k_t are multiplied by c_t. q_in and A contain the scale. Grids: a program per (chunk,
-head). `slot` is the place of a (chunk, head) in A and in the states.
+Signs are folded: q_t and k_t are multiplied by c_t. q_in and A contain the scale. Grids: a program per
+(chunk, head). `slot` is the place of a (chunk, head) in A and in the states.
 """
 
 import triton
@@ -23,7 +23,7 @@ from statetrack.ops.delta_rule.triton.tiles import (
     load_tile,
     store_tile,
 )
-from statetrack.ops.gated_linear_attention.triton.gates import load_cumulated, product
+from statetrack.ops.gated_linear_attention.triton.gates import load_cumulated, load_end, product
 
 
 @triton.jit
@@ -38,7 +38,7 @@ def dot_added(x, y, BF16: tl.constexpr):
 
 @triton.jit
 def level_decay(L_c, L, ic, ik, rows, HK, level, K: tl.constexpr, BK: tl.constexpr):
-    """For blocks of m = 2^level steps: which rows are in second blocks, and the products from each row to r."""
+    """For blocks of m = 2^level steps: the rows in second blocks, and the products from each row to r."""
     second = ((ic >> level) & 1) == 1
     r = ((ic >> (level + 1)) << (level + 1)) + (1 << level) - 1
     L_r, _ = load_cumulated(L, tl.minimum(r, rows - 1) * HK, ik, K, BK)
@@ -70,7 +70,7 @@ def scores_kernel(
     for slice in tl.range(0, (K + BK - 1) // BK, num_stages=1):
         ik = slice * BK + tl.arange(0, BK)
         L_c, c = load_cumulated(L, last * (H * K), ik, K, BK)
-        L_end, c_end = load_cumulated(L, (ic * 0 + rows - 1) * (H * K), ik, K, BK)
+        L_end, c_end = load_end(L, (rows - 1) * (H * K), ik, K)
         q_c = load_tile(q, ic * (H * K), ik, valid, K, BK, False) * (c * scale)
         k_c = load_tile(k, ic * (H * K), ik, valid, K, BK, False) * c
         _, P = product(L_c)

@@ -71,7 +71,19 @@ def product(L):
 @triton.jit
 def load_cumulated(L, rows, columns, K: tl.constexpr, BK: tl.constexpr):
     """What `cumulate_kernel` stored at these offsets of rows: L and the cumulated signs."""
-    x = tl.load(L + rows[:, None] + columns[None, :], mask=(columns < K)[None, :], other=0.0)
+    return decoded(tl.load(L + rows[:, None] + columns[None, :], mask=(columns < K)[None, :], other=0.0))
+
+
+@triton.jit
+def load_end(L, row, columns, K: tl.constexpr):
+    """L and the cumulated signs of one row, as tiles with this row."""
+    L_end, c_end = decoded(tl.load(L + row + columns, mask=columns < K, other=0.0))
+    return L_end[None, :], c_end[None, :]
+
+
+@triton.jit
+def decoded(x):
+    """L and the cumulated signs from one number for both: the sign bit of -0.0 counts."""
     return tl.abs(x), tl.where(x.to(tl.int32, bitcast=True) < 0, -1.0, 1.0)
 
 
@@ -80,7 +92,7 @@ def cumulate_kernel(
     gate, sign, L, kept, chunk_table, T, H,
     K: tl.constexpr, BK: tl.constexpr, C: tl.constexpr, GATE: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """L of gates per channel (B, T, H, K), its sign bit set where c is -1; P_C of every chunk, (chunks, H, K).
+    """L of gates per channel (B, T, H, K), sign bit set where c is -1; P_C of every chunk, (chunks, H, K).
 
     A program has a chunk of one head and BK channels.
     """

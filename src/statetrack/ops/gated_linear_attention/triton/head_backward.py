@@ -4,8 +4,8 @@
     gradients  dA = lower(dO V^T)             dQ = P o (dO S^T) + (dA o D) K
                dV = (A o D)^T dO + (X o K) Dn     dK = X o (V Dn^T) + (dA o D)^T Q
 
-The gradient of log |a_j| sums every product of gates that contains a_j, times what it multiplies: the pairs of
-steps s < j <= t of dA o A, rows t >= j of q . dq and s < j of k . dk by the states, and Dn . S.
+The gradient of log |a_j| sums every product of gates that contains a_j, times what it multiplies: the pairs
+of steps s < j <= t of dA o A, rows t >= j of q . dq and s < j of k . dk by the states, and Dn . S.
 """
 
 import triton

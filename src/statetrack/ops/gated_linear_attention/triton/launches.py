@@ -1,7 +1,7 @@
 """What shapes, dtypes and options of the inputs decide: the buffers, and the launches.
 
-A call object is made once per kind of inputs (`backend.py` caches it) and then only run. Pointers that a kernel
-does not read may be any tensor.
+A call object is made once per kind of inputs (`backend.py` caches it) and then only run. Pointers that a
+kernel does not read may be any tensor.
 """
 
 from typing import Any, NamedTuple

@@ -66,8 +66,8 @@ def make_plan(K: int, V: int, steps: int, dtype: torch.dtype) -> Plan:
     """The plan for sequences of at most `steps` steps.
 
     Triton 3.6 and 3.7 miscompile Hopper's wgmma on tiles whose rows are shorter than 128 bytes
-    (triton-lang/triton#11366). It is used from 4 warps and 64 rows on, so tiles are 64 wide in chunks of 64, and
-    have fewer than 64 rows otherwise.
+    (triton-lang/triton#11366). It is used from 4 warps and 64 rows on, so tiles are 64 wide in chunks of 64,
+    and have fewer than 64 rows otherwise.
     """
     # Triton's interpreter has no bfloat16 arithmetic
     bf16 = dtype == torch.bfloat16 and not INTERPRETED
