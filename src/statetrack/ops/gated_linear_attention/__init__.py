@@ -5,13 +5,17 @@ from torch import Tensor
 
 from statetrack.errors import UserError
 from statetrack.ops import checks
-from statetrack.ops.backends import pick_backend
+from statetrack.ops.autograd import run_backend
+from statetrack.ops.backends import load, pick_backend
 
 # A backend is a function with the arguments of `gated_linear_attention_reference`.
 BACKENDS = {
     "reference": "statetrack.ops.gated_linear_attention.reference:gated_linear_attention_reference",
     "chunked": "statetrack.ops.gated_linear_attention.chunked:gated_linear_attention_chunked",
+    "native": "statetrack.ops.gated_linear_attention.native:gated_linear_attention_native",
 }
+# Functions of q and v that give the reason why a backend cannot take them, or None.
+REFUSALS = {"native": "statetrack.ops.gated_linear_attention.native:refuses"}
 OP = "gated_linear_attention"
 ORDER = "Time comes before heads in this library."
 
@@ -51,7 +55,7 @@ def gated_linear_attention(
     - `scale` multiplies the outputs; K^-1/2 by default.
     - `cu_seqlens` (N + 1 offsets, B = 1) packs N sequences into one row. `max_seqlen`, at least the longest,
       is checked only: no backend needs it.
-    - `backend`: "auto", "reference" or "chunked".
+    - `backend`: "auto", "reference", "chunked" or "native" (CPU).
 
     The state carries no cumulated sign or angle: it is S itself, and a later call takes it as it is.
     Arithmetic is float32 or better. Values are checked inside `statetrack.checked()` only. Derivation:
@@ -67,11 +71,11 @@ def gated_linear_attention(
     checks.check_offsets(OP, cu_seqlens, max_seqlen, q.shape[1])
     if checks.is_checked():
         _check_values(q, k, v, g, a, sign, angle, initial_state)
-    run = pick_backend(OP, backend, q.device, BACKENDS)
+    refusals = {name: lambda target=target: load(target)(q, v) for name, target in REFUSALS.items()}
+    run = pick_backend(OP, backend, q.device, BACKENDS, refusals)
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
-    # Autocast would run the products inside in half precision.
-    with torch.autocast(q.device.type, enabled=False):
-        o, state = run(q, k, v, _gate(g, a, sign), angle, initial_state, cu_seqlens, scale)
+    inputs = q, k, v, _gate(g, a, sign), angle, initial_state, cu_seqlens, scale
+    o, state = run_backend(OP, run, q.device, *inputs)
     return o.to(v.dtype), state if output_final_state else None
 
 
