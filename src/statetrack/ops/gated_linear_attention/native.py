@@ -13,8 +13,10 @@ from statetrack.ops.gated_linear_attention.rotation import (
 )
 from statetrack.ops.native import library
 
-PAIRED = 16  # steps of a chunk with a gate per channel: MAX_PAIRED in gated_chunk.h
-SAVED = 64  # steps between saved states; the backward computes those between again
+# Tokens per chunk. With a gate per channel every pair of them costs a product: at most MAX_PAIRED in
+# gated_chunk.h. The times of 16 to 64 differ by less than a tenth otherwise.
+PER_CHANNEL, PER_HEAD = 16, 32
+SAVED = 64  # tokens between saved states; the backward computes those between again
 
 
 def gated_linear_attention_native(
@@ -55,12 +57,6 @@ def refuses(q: Tensor, v: Tensor) -> str | None:
     return library.ABSENT
 
 
-def _chunks(a: Tensor, K: int) -> tuple[int, int]:
-    """Tokens per chunk, and chunks per saved state."""
-    chunk = PAIRED if a.ndim == 4 else 32 if K <= 64 else 64
-    return chunk, SAVED // chunk
-
-
 def _new_states(q: Tensor, v: Tensor, cu_seqlens: Tensor | None, save: bool) -> Tensor:
     """A buffer for what the backward reads: the state entering every group of chunks, widths padded to 16."""
     (B, T, H, K), V = q.shape, v.shape[-1]
@@ -87,7 +83,8 @@ def _sizes(q, v, a, cu_seqlens: Tensor | None, scale: float) -> tuple:
     (B, T, H, K), V = q.shape, v.shape[-1]
     sequences = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
     threads = library.threads(8 * B * T * H * (K + 16) * (V + 16))
-    return sequences, T, H, K, V, a.ndim == 4, *_chunks(a, K), threads, scale
+    chunk = PER_CHANNEL if a.ndim == 4 else PER_HEAD
+    return sequences, T, H, K, V, a.ndim == 4, chunk, SAVED // chunk, threads, scale
 
 
 def _rows(q, k, v, a) -> list[Tensor]:
