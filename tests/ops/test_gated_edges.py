@@ -1,4 +1,4 @@
-"""Gated linear attention at the edges of its contract: growth, bad values, wrong arguments, on all backends."""
+"""Gated linear attention at the edges of its contract, on all backends: growth, bad values, no values."""
 
 import pytest
 import torch
