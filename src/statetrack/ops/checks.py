@@ -1,6 +1,7 @@
 """Checks on the inputs of an op. Shapes are always checked; values, which cost a sync, in checked mode."""
 
 import itertools
+import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -84,6 +85,12 @@ def check_cell(op: str, cell: Any, like: Tensor, **shapes: tuple[int, ...]) -> l
         check_shape(op, name, x, shape, "one state for every sequence of the batch,")
     dtype = torch.promote_types(like.dtype, torch.float32)
     return [x.to(dtype) for x in cell]
+
+
+def check_scale(op: str, scale: Any) -> None:
+    """Refuse a scale of the outputs that is no finite number; None stands for the default, K^-1/2."""
+    if scale is not None and not (isinstance(scale, (int, float)) and math.isfinite(scale)):
+        raise UserError(f"{op}: scale is {scale!r}, expected a finite number, or None for K^-1/2.")
 
 
 def check_floating(op: str, device: torch.device, **tensors: Tensor | None) -> None:
