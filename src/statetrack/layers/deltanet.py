@@ -20,10 +20,12 @@ from statetrack.layers.precision import at_least_float32, working_dtype
 from statetrack.ops.checks import check_eigenvalues
 from statetrack.ops.convolved_delta_rule import convolved_delta_rule
 from statetrack.ops.delta_rule import delta_rule
-from statetrack.ops.delta_rule.reference import l2_normalise
+from statetrack.ops.delta_rule.reference import beta_values, l2_normalise
 from statetrack.ops.short_convolution import convolved_split
 
 ACTIVATIONS = {"silu": F.silu, "relu": F.relu, "identity": lambda x: x}
+
+BETAS = ("sigmoid", "hard")
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,8 @@ class DeltaNetConfig:
     gated: bool = False  # Gated DeltaNet: every transition is multiplied by a decay in (0, 1)
     householders: int = 1  # DeltaProduct: number of generalised Householder factors per token
     head_norm_eps: float = added(1e-5)  # of the RMS norm of each head's output
+    # "hard": beta reaches its bounds, so that a reflection or an identity can be exact (docs/length.md)
+    beta: Literal["sigmoid", "hard"] = added("sigmoid")
 
     def build(self, d_model: int, layers: int) -> "DeltaNet":
         return DeltaNet(self, d_model)
@@ -64,6 +68,7 @@ class DeltaNet(Mixer):
         q, k, v = silu(conv(W x))  by head        beta_t = sigmoid(w x_t), or 2 sigmoid(w x_t) for "[-1,1]"
         y_t = W_out norm(o_t)                     Gated DeltaNet: S_{t-1} is multiplied by exp(g_t) in (0, 1)
 
+    With `beta="hard"`, clamp(1.02 sigmoid(z) - 0.01, 0, 1) takes the place of sigmoid(z), z = w x_t.
     Shapes: x, y (B, T, d_model); the state S (B, H, K, V) in float32, K = head_dim, V = value_dim. The
     transition has eigenvalue 1 - beta_t once and 1 otherwise: in [0, 1], or in [-1, 1]. Returns y and the
     state to go on from: feed a sequence in any pieces, each with the state of the piece before.
@@ -82,6 +87,8 @@ class DeltaNet(Mixer):
         check_eigenvalues("DeltaNet", config.eigenvalues)
         if config.qk_activation not in ACTIVATIONS:
             raise unknown_name("DeltaNet: qk_activation", config.qk_activation, ACTIVATIONS)
+        if config.beta not in BETAS:
+            raise unknown_name("DeltaNet: beta", config.beta, BETAS)
         check_sizes(
             "DeltaNet",
             heads=config.heads,
@@ -99,6 +106,7 @@ class DeltaNet(Mixer):
         self.V = config.value_dim or self.K
         # Eq. 2: beta = phi keeps eigenvalues in [0, 1]; beta = 2 phi opens them to [-1, 1].
         self.beta_max = {"[0,1]": 1.0, "[-1,1]": 2.0}[config.eigenvalues]
+        self.hard_beta = config.beta == "hard"
         keys, values = self.heads * self.K, self.heads * self.V
         self.to_q = nn.Linear(d_model, keys, bias=False)
         self.to_k = nn.Linear(d_model, n * keys, bias=False)
@@ -141,6 +149,7 @@ class DeltaNet(Mixer):
             beta,
             g=g,
             beta_from_logits=self.beta_max,
+            hard_beta=self.hard_beta,
             householders=self.config.householders,
             initial_state=None if state is None else state.S,
             output_final_state=returns_states(packing),
@@ -173,6 +182,7 @@ class DeltaNet(Mixer):
             self.K,
             self.V,
             beta_from_logits=self.beta_max,
+            hard_beta=self.hard_beta,
             householders=self.config.householders,
             silu=(silu, silu, True),
             output_final_state=returns_states(packing),
@@ -190,7 +200,7 @@ class DeltaNet(Mixer):
     def _controls(self, x: Tensor, state: DeltaNetState | None):
         """Inputs of the recurrence: q (B, T, H, K); k, v (B, T n, H, .); beta (B, T n, H); g (B, T, H)."""
         q, k, v, logits, g, _, convolution = self._inputs(x, state)
-        return q, k, v, self.beta_max * torch.sigmoid(at_least_float32(logits)), g, convolution
+        return q, k, v, beta_values(logits, self.beta_max, self.hard_beta), g, convolution
 
     def _inputs(self, x: Tensor, state: DeltaNetState | None, packing: Packing | None = None):
         """As `_controls`, but with the logits of beta instead of beta, and the output gate or None."""
@@ -281,6 +291,8 @@ class DeltaNet(Mixer):
             shown["gated"] = True
         if self.config.householders > 1:
             shown["householders"] = self.config.householders
+        if self.hard_beta:
+            shown["beta"] = "hard"
         return ", ".join(f"{name}={value}" for name, value in shown.items())
 
     @torch.no_grad()
