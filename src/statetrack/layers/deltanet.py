@@ -139,6 +139,15 @@ class DeltaNet(Mixer):
             o = o * F.silu(gate)
         return self.to_out(o), None if S is None else DeltaNetState(S, convolution)
 
+    def empty_state(self, batch: int) -> DeltaNetState:
+        weight = self.to_q.weight
+        S = torch.zeros(batch, self.heads, self.K, self.V, device=weight.device)
+        past = self.config.convolution - 1
+        if self.convolutions is None:
+            return DeltaNetState(S, None)
+        widths = [convolution.out_channels for convolution in self.convolutions]
+        return DeltaNetState(S, tuple(S.new_zeros(batch, width, past) for width in widths))
+
     def _rule(self, x: Tensor, state: DeltaNetState | None, packing: Packing | None):
         """Outputs of the rule, last state, next past of the convolutions, and the output gate or None."""
         q, k, v, beta, g, gate, convolution = self._inputs(x, state, packing)

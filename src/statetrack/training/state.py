@@ -1,7 +1,7 @@
 """What changes while training, and how it begins."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -22,6 +22,8 @@ class TrainingState:
     generator: Generator  # of the training data
     loss_sum: Tensor  # over the steps since the last line of metrics
     step: int = 0
+    # what options of the spec add: states carried from batch to batch, the weights selected so far
+    kept: dict[str, Tensor] = field(default_factory=dict)
 
     @property
     def device(self) -> torch.device:
