@@ -14,7 +14,7 @@ from statetrack.run import load_run, run
 from statetrack.spec import EvaluationConfig, RunSpec, TrainingConfig
 from statetrack.tasks import WordProblem, group, task
 from statetrack.training import Options
-from statetrack.training.initial_states import InitialStates, add_carried_states
+from statetrack.training.initial_states import InitialStates
 from statetrack.training.loop import check_options
 from statetrack.training.selection import SEED, SEQUENCES
 from statetrack.training.state import new_state
@@ -68,7 +68,6 @@ def test_each_option_changes_the_weights_and_the_id(spec, name, change, tmp_path
 def carried(spec, change, batches):
     spec = change(spec, initial_states="carried", carried_batches=batches)
     state = new_state(spec, CPU)
-    add_carried_states(spec, state)
     return InitialStates(spec, state), state
 
 
@@ -186,14 +185,13 @@ def test_wrong_values_are_explained(spec, fields, message, change):
 
 
 def test_tasks_and_mixers_that_cannot_have_an_option_are_named(spec, small_spec, change):
+    other = replace(small_spec, task=task("parity"), evaluation=EvaluationConfig())
     with pytest.raises(UserError, match="is for group word problems, not for Parity"):
-        change(small_spec, select="horizon")
+        change(other, select="horizon")
     with pytest.raises(UserError, match="expected a group word problem"):
-        change(small_spec, initial_states="carried")
+        change(other, initial_states="carried")
     with pytest.raises(UserError, match="a label at every position, not Parity"):
-        change(
-            replace(small_spec, task=task("parity"), evaluation=EvaluationConfig()), initial_states="noise"
-        )
+        change(other, initial_states="noise")
     mamba = replace(spec, model=model_config("mamba", d_model=8))
     mamba = change(mamba, initial_states="noise")
     with pytest.raises(UserError, match="which Mamba does not offer"):

@@ -12,7 +12,7 @@ Nothing here reads a value on the host, so a CUDA graph can record it.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -21,20 +21,21 @@ from statetrack.errors import UserError
 from statetrack.layers import Model
 from statetrack.spec import RunSpec
 from statetrack.tasks import Batch, WordProblem
-from statetrack.training.state import TrainingState
+
+if TYPE_CHECKING:
+    from statetrack.training.state import TrainingState
 
 CARRIED = "carried."  # in the names of `TrainingState.kept`
 PRODUCTS = f"{CARRIED}products"  # of every row's sequence; -1 before the first
 
 
-def add_carried_states(spec: RunSpec, state: TrainingState) -> None:
-    """Put the states that a run carries from batch to batch into its training state, where it carries any."""
+def carried_states(spec: RunSpec, model: Model) -> dict[str, Tensor]:
+    """What a run carries from batch to batch, as it is before the first one, by name; or nothing."""
     if spec.training.initial_states != "carried":
-        return
+        return {}
     batch = spec.training.batch
-    for i, x in enumerate(_tensors(empty_states(state.model, batch))):
-        state.kept[f"{CARRIED}{i}"] = x
-    state.kept[PRODUCTS] = torch.full((batch,), -1, device=state.device)
+    states = {f"{CARRIED}{i}": x for i, x in enumerate(_tensors(empty_states(model, batch)))}
+    return states | {PRODUCTS: torch.full((batch,), -1, device=model.head.weight.device)}
 
 
 def empty_states(model: Model, batch: int) -> list[Any]:
@@ -59,7 +60,7 @@ def _tensors(states: Sequence[Any]) -> list[Tensor]:
 class InitialStates:
     """The states of a step's sequences, and what becomes of those in which they end."""
 
-    def __init__(self, spec: RunSpec, state: TrainingState):
+    def __init__(self, spec: RunSpec, state: "TrainingState"):
         self.spec, self.state = spec, state
         self.empty = empty_states(state.model, spec.training.batch)
         size = len(_tensors(self.empty)) if self.carries else 0

@@ -24,11 +24,10 @@ from statetrack.training import sharded_files
 from statetrack.training.evaluation import evaluate
 from statetrack.training.graph_step import GraphStep
 from statetrack.training.guard import Guard
-from statetrack.training.initial_states import add_carried_states
 from statetrack.training.metrics_file import MetricsFile, read_metrics
 from statetrack.training.protocols import Parts, Step
 from statetrack.training.ranks import PARALLEL, Parallel, Ranks
-from statetrack.training.selection import Selection, add_selected_weights
+from statetrack.training.selection import Selection
 from statetrack.training.sharded_step import ShardedStep, shard
 from statetrack.training.source import source_of
 from statetrack.training.state import TrainingState, new_state
@@ -144,8 +143,6 @@ def parts_of(spec: RunSpec, folder: Path, options: Options) -> Parts:
     def fresh() -> TrainingState:
         state = new_state(spec, device, functools.partial(shard, parallel=options.parallel))
         state.model.checkpoint_activations = options.activation_checkpointing
-        add_carried_states(spec, state)
-        add_selected_weights(spec, state)
         return state
 
     return Parts(

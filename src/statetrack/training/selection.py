@@ -5,15 +5,18 @@ length: no test sequence and no longer one is looked at. After the last step the
 take the place of the last ones, before the last evaluation.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from statetrack.horizon import horizon_in_training
+from statetrack.layers import Model
 from statetrack.spec import RunSpec
 from statetrack.training.precision import autocast
-from statetrack.training.state import TrainingState
+
+if TYPE_CHECKING:
+    from statetrack.training.state import TrainingState
 
 SEQUENCES = 1024
 SEED = 20_241_103  # of the sequences; neither that of training data nor that of the evaluation
@@ -21,14 +24,13 @@ SELECTED = "selected."  # in the names of `TrainingState.kept`
 SCORE, STEP, WEIGHTS = f"{SELECTED}score", f"{SELECTED}step", f"{SELECTED}model."
 
 
-def add_selected_weights(spec: RunSpec, state: TrainingState) -> None:
-    """Put a place for the selected weights into the training state of a run that selects any."""
+def selected_weights(spec: RunSpec, model: Model) -> dict[str, Tensor]:
+    """Places for the selected weights, by name; none for a run that selects no weights."""
     if spec.training.select != "horizon":
-        return
-    state.kept[SCORE] = torch.full((2,), -torch.inf, dtype=torch.float64)
-    state.kept[STEP] = torch.zeros((), dtype=torch.long)
-    for name, x in state.model.state_dict().items():
-        state.kept[f"{WEIGHTS}{name}"] = x.detach().clone()
+        return {}
+    weights = {f"{WEIGHTS}{name}": x.detach().clone() for name, x in model.state_dict().items()}
+    score = torch.full((2,), -torch.inf, dtype=torch.float64)
+    return weights | {SCORE: score, STEP: torch.zeros((), dtype=torch.long)}
 
 
 class Selection:
@@ -37,7 +39,7 @@ class Selection:
     def __init__(self, spec: RunSpec):
         self.spec = spec
 
-    def __call__(self, state: TrainingState) -> dict[str, Any]:
+    def __call__(self, state: "TrainingState") -> dict[str, Any]:
         training = self.spec.training
         last = state.step == training.steps
         if not last and state.step % training.select_every:
@@ -56,7 +58,7 @@ class Selection:
         state.model.load_state_dict(weights)
         return {"horizon": state.kept[SCORE][0].item(), "selected_step": int(state.kept[STEP])}
 
-    def _score(self, state: TrainingState) -> Tensor:
+    def _score(self, state: "TrainingState") -> Tensor:
         """(2,): the horizon, and minus the closeness for horizons that are equal. The larger is better."""
         was_training = state.model.training
         state.model.eval()
