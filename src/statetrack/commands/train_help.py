@@ -41,6 +41,7 @@ MIXER_LINES = {
 COMMON_LINES = {
     '--eigenvalues "[-1,1]"': 'the range of the eigenvalues: "[0,1]" or "[-1,1]"',
     "--steps N --batch N --lr X": "training",
+    "--recipe long": "defaults for trackers that are to stay right at long lengths",
     "--train-lengths A B": "shortest and longest training sequence",
     "--eval-lengths A B ...": "lengths to measure accuracy at",
     "--d-model N --layers N --heads N": "the size of the model",

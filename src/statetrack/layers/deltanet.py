@@ -22,9 +22,12 @@ from statetrack.layers.spectra import delta_spectrum
 from statetrack.ops.checks import DISC, check_eigenvalues
 from statetrack.ops.convolved_delta_rule import convolved_delta_rule
 from statetrack.ops.delta_rule import delta_rule
+from statetrack.ops.delta_rule.reference import beta_values
 from statetrack.ops.short_convolution import convolved_split
 
 ACTIVATIONS = {"silu": F.silu, "relu": F.relu, "identity": lambda x: x}
+
+BETAS = ("sigmoid", "hard")
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,8 @@ class DeltaNetConfig:
     householders: int = 1  # DeltaProduct: number of generalised Householder factors per token
     head_norm_eps: float = added(1e-5)  # of the RMS norm of each head's output
     signed_gate: bool = added(False)  # the gate is 2 exp(g) - 1 instead of exp(g), except in "[0,1]"
+    # "hard": beta reaches its bounds, so that a reflection or an identity can be exact (docs/length.md)
+    beta: Literal["sigmoid", "hard"] = added("sigmoid")
 
     def build(self, d_model: int, layers: int) -> "DeltaNet":
         return DeltaNet(self, d_model)
@@ -69,6 +74,7 @@ class DeltaNet(Mixer):
         y_t = W_out norm(o_t)                     Gated DeltaNet: S_{t-1} is multiplied by exp(g_t) in (0, 1),
                                                   or by 2 exp(g_t) - 1 with `signed_gate`
 
+    With `beta="hard"`, clamp(1.02 sigmoid(z) - 0.01, 0, 1) takes the place of sigmoid(z), z = w x_t.
     Shapes: x, y (B, T, d_model); the state S (B, H, K, V) in float32, K = head_dim, V = value_dim. The
     transition has eigenvalue 1 - beta_t once and 1 otherwise: in [0, 1], or in [-1, 1]. In "unit-circle"
     S_{t-1} is turned first, channels i and i + K/2 by the angle pi tanh(w_i x_t). Returns y and the state to
@@ -88,6 +94,8 @@ class DeltaNet(Mixer):
         check_eigenvalues("DeltaNet", config.eigenvalues, DISC)
         if config.qk_activation not in ACTIVATIONS:
             raise unknown_name("DeltaNet: qk_activation", config.qk_activation, ACTIVATIONS)
+        if config.beta not in BETAS:
+            raise unknown_name("DeltaNet: beta", config.beta, BETAS)
         check_sizes(
             "DeltaNet",
             heads=config.heads,
@@ -107,6 +115,7 @@ class DeltaNet(Mixer):
         self.V = config.value_dim or self.K
         # Eq. 2: beta = phi keeps eigenvalues in [0, 1]; beta = 2 phi opens them to [-1, 1].
         self.beta_max = 1.0 if config.eigenvalues == "[0,1]" else 2.0
+        self.hard_beta = config.beta == "hard"
         self.signed = config.signed_gate and config.eigenvalues != "[0,1]"
         keys, values = self.heads * self.K, self.heads * self.V
         self.to_q = nn.Linear(d_model, keys, bias=False)
@@ -144,6 +153,15 @@ class DeltaNet(Mixer):
             o = o * F.silu(gate)
         return self.to_out(o), None if S is None else DeltaNetState(S, convolution)
 
+    def empty_state(self, batch: int) -> DeltaNetState:
+        weight = self.to_q.weight
+        S = torch.zeros(batch, self.heads, self.K, self.V, device=weight.device)
+        past = self.config.convolution - 1
+        if self.convolutions is None:
+            return DeltaNetState(S, None)
+        widths = [convolution.out_channels for convolution in self.convolutions]
+        return DeltaNetState(S, tuple(S.new_zeros(batch, width, past) for width in widths))
+
     def _rule(self, x: Tensor, state: DeltaNetState | None, packing: Packing | None):
         """Outputs of the rule, last state, next past of the convolutions, and the output gate or None."""
         q, k, v, beta, gates, gate, convolution = self._inputs(x, state, packing)
@@ -154,6 +172,7 @@ class DeltaNet(Mixer):
             beta,
             **gates,
             beta_from_logits=self.beta_max,
+            hard_beta=self.hard_beta,
             householders=self.config.householders,
             initial_state=None if state is None else state.S,
             output_final_state=returns_states(packing),
@@ -187,6 +206,7 @@ class DeltaNet(Mixer):
             self.K,
             self.V,
             beta_from_logits=self.beta_max,
+            hard_beta=self.hard_beta,
             householders=self.config.householders,
             silu=(silu, silu, True),
             output_final_state=returns_states(packing),
@@ -204,7 +224,7 @@ class DeltaNet(Mixer):
     def _controls(self, x: Tensor, state: DeltaNetState | None):
         """Inputs of the recurrence: q (B, T, H, K); k, v (B, T n, H, .); beta (B, T n, H); gates by name."""
         q, k, v, logits, gates, _, convolution = self._inputs(x, state)
-        return q, k, v, self.beta_max * torch.sigmoid(at_least_float32(logits)), gates, convolution
+        return q, k, v, beta_values(logits, self.beta_max, self.hard_beta), gates, convolution
 
     def _inputs(self, x: Tensor, state: DeltaNetState | None, packing: Packing | None = None):
         """As `_controls`, but with the logits of beta instead of beta, and the output gate or None."""
@@ -305,6 +325,8 @@ class DeltaNet(Mixer):
             shown["gated"] = "signed" if self.signed else True
         if self.config.householders > 1:
             shown["householders"] = self.config.householders
+        if self.hard_beta:
+            shown["beta"] = "hard"
         return ", ".join(f"{name}={value}" for name, value in shown.items())
 
     @torch.no_grad()

@@ -90,6 +90,11 @@ def _inputs_of_mixers(model: Model, tokens: Tensor) -> list[Tensor]:
 
 def _refit(mixer: nn.Module) -> Callable[[Any, Tensor], None]:
     if isinstance(mixer, DeltaNet | KDA):
+        if isinstance(mixer, DeltaNet) and mixer.hard_beta:
+            raise UserError(
+                'extended_range: a DeltaNet with beta="hard" cannot keep its function, expected '
+                'beta="sigmoid". Use keep="weights".'
+            )
         return _halve_beta
     if isinstance(mixer, Mamba):
         return _halve_distance

@@ -47,6 +47,7 @@ def delta_rule(
     cu_seqlens: Tensor | None = None,
     max_seqlen: int | None = None,
     beta_from_logits: float | None = None,
+    hard_beta: bool = False,
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor | None]:
     """Apply the delta rule along time: a product of generalised Householder matrices with gates.
@@ -74,6 +75,7 @@ def delta_rule(
       Gates and signs per channel are then (B, T, H, K/2), one for both channels of a pair.
     - `scale` multiplies the outputs: any finite number, K^-1/2 by default.
     - `beta_from_logits` = s: `beta` holds logits x, and the rule runs with s sigmoid(x), computed in float32.
+      With `hard_beta`, with s clamp(1.02 sigmoid(x) - 0.01, 0, 1) instead, which reaches 0 and s.
     - `cu_seqlens` (N + 1 offsets in tokens, B = 1) packs N sequences into one row; `max_seqlen`, at least the
       longest of them in tokens, lets a GPU use the kernels for short sequences without reading the offsets.
     - `backend`: "auto", or "reference", "chunked", "native" (CPU), "triton" (GPU).
@@ -100,6 +102,10 @@ def delta_rule(
             f"delta_rule: beta_from_logits is {beta_from_logits!r}, expected the largest beta: 1 for "
             "eigenvalues in [0,1], 2 for [-1,1]."
         )
+    if hard_beta and beta_from_logits is None:
+        raise UserError(
+            "delta_rule: hard_beta is set without beta_from_logits, expected both: beta is logits."
+        )
     if scale is not None and not _is_finite_number(scale):
         raise UserError(f"delta_rule: scale is {scale!r}, expected a finite number, or None for K^-1/2.")
     gate: Tensor | gates.Gate | None = g
@@ -123,6 +129,7 @@ def delta_rule(
         beta_from_logits,
         max_seqlen,
         output_final_state,
+        hard_beta,
     )
     inputs = q, k, v, beta, gate, initial_state, cu_seqlens
     o, final_state = run_backend("delta_rule", run, q.device, *inputs, options)

@@ -56,7 +56,7 @@ def delta_rule_chunked(
 
 
 def _in_chunks(q, k, v, beta, g, initial_state, cu_seqlens, options) -> tuple[Tensor, Tensor]:
-    beta, householders = beta_values(beta, options.beta_from_logits), options.householders
+    beta, householders = beta_values(beta, options.beta_from_logits, options.hard_beta), options.householders
     dtype = torch.promote_types(q.dtype, torch.float32)
     q, k, v, beta = (x.to(dtype) for x in (q, k, v, beta))
     g = None if g is None else floor_decay(g.to(dtype))

@@ -52,7 +52,7 @@ def gated_chunked(
 
 def _in_chunks(q, k, v, beta, gate: Gate, initial_state, cu_seqlens, options) -> tuple[Tensor, Tensor]:
     dtype = torch.promote_types(q.dtype, torch.float32)
-    beta = beta_values(beta, options.beta_from_logits)
+    beta = beta_values(beta, options.beta_from_logits, options.hard_beta)
     q, k, v, beta = (x.to(dtype) for x in (q, k, v, beta))
     (B, T, H, K), V, n = q.shape, v.shape[-1], options.householders
     sequences = B if cu_seqlens is None else cu_seqlens.numel() - 1

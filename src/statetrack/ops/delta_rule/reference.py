@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from statetrack.ops.checks import can_look
-from statetrack.ops.delta_rule.options import DeltaRuleOptions
+from statetrack.ops.delta_rule.options import HARD_BETA_MARGIN, DeltaRuleOptions
 from statetrack.ops.gated_linear_attention.rotation import both_of_pair, rotate
 
 
@@ -34,7 +34,7 @@ def delta_rule_reference(
     before the first and read after the last (DeltaProduct). Returns the outputs and the last state of every
     sequence.
     """
-    beta = beta_values(beta, options.beta_from_logits)
+    beta = beta_values(beta, options.beta_from_logits, options.hard_beta)
     scale, householders = options.scale, options.householders
     if cu_seqlens is not None:
         return _one_by_one(q, k, v, beta, g, initial_state, cu_seqlens, options, a, angle)
@@ -96,11 +96,19 @@ def _one_by_one(
     return torch.cat([o for o, _ in results], dim=1), torch.cat([S for _, S in results], dim=0)
 
 
-def beta_values(beta: Tensor, beta_from_logits: float | None) -> Tensor:
-    """beta itself; or s sigmoid(beta) with s = `beta_from_logits`, in float32 at least."""
+def beta_values(beta: Tensor, beta_from_logits: float | None, hard: bool = False) -> Tensor:
+    """beta itself; or from logits x, with s = `beta_from_logits` and in float32 at least
+
+        s sigmoid(x)        or, if `hard`, with m = 0.01:        s clamp((1 + 2 m) sigmoid(x) - m, 0, 1)
+
+    The latter is 0 or s, with a gradient of 0, where |x| is above 4.6: a reflection can be exact.
+    """
     if beta_from_logits is None:
         return beta
-    return beta_from_logits * torch.sigmoid(beta.to(torch.promote_types(beta.dtype, torch.float32)))
+    share = torch.sigmoid(beta.to(torch.promote_types(beta.dtype, torch.float32)))
+    if hard:
+        share = ((1 + 2 * HARD_BETA_MARGIN) * share - HARD_BETA_MARGIN).clamp(0, 1)
+    return beta_from_logits * share
 
 
 def l2_normalise(x: Tensor, eps: float = 1e-6) -> Tensor:

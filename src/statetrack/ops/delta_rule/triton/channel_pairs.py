@@ -118,7 +118,7 @@ def pairs_kernel(
     for J in tl.range(0, I):
         k_j, _, G_j, valid_j = _load_block(q, k, G, inverse_norms, J, rows, H, K, BK, C)
         b_j = load_beta(beta, (J * 16 + i16) * H, valid_j, BETA_FROM_LOGITS)
-        k_j *= _power(before - G_j, valid_j & (I * 16 < rows))
+        k_j *= _power(before - G_j, valid_j & (rows > I * 16))
         KK = dot_floats(k_i * x, tl.trans(k_j), None, BF16)
         QK = dot_out(q_i * x, tl.trans(k_j), None, BF16, OUT)
         tl.store(N + i * C + J * 16 + j, KK * b_j[None, :])
@@ -200,7 +200,7 @@ def pair_gradients_kernel(
         x_i, there = _power(G_i - before_i, valid_i), I * 16 * C + i * C + block * 16 + j
         dk_y = dot_out(tl.trans(tl.load(dA + there)), q_i * x_i, None, BF16, OUT)
         dk_y = dot_out(tl.trans(tl.load(dN + there)), k_i * x_i, dk_y, BF16, OUT)
-        dk_y *= _power(before_i - G_c, valid & (I * 16 < rows))
+        dk_y *= _power(before_i - G_c, valid & (rows > I * 16))
         dk_c += dk_y
         earlier += k_c * dk_y
     dg_c += dot_floats(tl.where(i > j, 1.0, 0.0), earlier, None, BF16)
