@@ -203,12 +203,11 @@ def _check_length_options(spec: RunSpec) -> None:
             f'training: initial_states is "noise", which needs a task with a label at every position, not '
             f"{kind}."
         )
-    is_group = isinstance(spec.task, WordProblem)
-    if t.select == "horizon" and not is_group:
+    if t.select == "horizon" and not isinstance(spec.task, WordProblem):
         raise UserError(f'training: select is "horizon", which is for group word problems, not for {kind}.')
     low, high = t.train_lengths or (1, 1)
-    plain = is_group and spec.task.tokens_per_element == 1 and low == high and not t.train_samples
-    if t.initial_states == "carried" and not plain:
+    plain = isinstance(spec.task, WordProblem) and spec.task.tokens_per_element == 1
+    if t.initial_states == "carried" and not (plain and low == high and not t.train_samples):
         raise UserError(
             'training: initial_states is "carried", expected a group word problem with one token per '
             "element, one training length and fresh sequences (train_samples 0)."

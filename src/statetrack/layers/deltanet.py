@@ -159,7 +159,8 @@ class DeltaNet(Mixer):
         past = self.config.convolution - 1
         if self.convolutions is None:
             return DeltaNetState(S, None)
-        widths = [convolution.out_channels for convolution in self.convolutions]
+        convolutions: tuple[Any, ...] = tuple(self.convolutions)
+        widths = [convolution.out_channels for convolution in convolutions]
         return DeltaNetState(S, tuple(S.new_zeros(batch, width, past) for width in widths))
 
     def _rule(self, x: Tensor, state: DeltaNetState | None, packing: Packing | None):
