@@ -62,7 +62,9 @@ def delta_rule_channel_triton(
 class _Case:
     """The inputs as far as buffers and launches depend on them."""
 
-    def __init__(self, q: Tensor, v: Tensor, initial_state, cu_seqlens, options: DeltaRuleOptions, save: bool):
+    def __init__(
+        self, q: Tensor, v: Tensor, initial_state, cu_seqlens, options: DeltaRuleOptions, save: bool
+    ):
         self.B, self.T, self.H, self.K = q.shape
         self.V, self.options, self.device = v.shape[-1], options, q.get_device()
         self.sequences = self.B if cu_seqlens is None else cu_seqlens.numel() - 1
@@ -75,7 +77,8 @@ class _Case:
         self.saved = torch.bfloat16 if self.bf16 else torch.float32
         self.flags = {"K": self.K, "V": self.V, "BK": block(self.K), "C": self.plan.C, "OUT": OUT}
         self.flags |= {"PACKED": cu_seqlens is not None, "L2NORM": options.l2norm, "BF16": self.bf16}
-        self.flags |= {"BETA_FROM_LOGITS": options.beta_from_logits, "SAVE_STATES": save}
+        self.flags |= {"BETA_FROM_LOGITS": options.beta_from_logits, "HARD_BETA": options.hard_beta}
+        self.flags["SAVE_STATES"] = save
         self.flags["HAS_INITIAL_STATE"] = initial_state is not None
         self.flags["BV"] = self.plan.slice
         self.made: dict[tuple, Launcher] = {}

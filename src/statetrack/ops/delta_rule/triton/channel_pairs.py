@@ -66,9 +66,7 @@ def decays_kernel(
 
 
 @triton.jit
-def _load_block(
-    q, k, G, inverse_norms, block, rows, H, K: tl.constexpr, BK: tl.constexpr, C: tl.constexpr
-):
+def _load_block(q, k, G, inverse_norms, block, rows, H, K: tl.constexpr, BK: tl.constexpr, C: tl.constexpr):
     """Of 16 rows: unit keys and scaled unit queries, G, and which rows there are."""
     row, ik = block * 16 + tl.arange(0, 16), tl.arange(0, BK)
     valid, at = row < rows, row * (H * K)
@@ -96,7 +94,7 @@ def _power(exponent, valid):
 def pairs_kernel(
     q, k, beta, G, inverse_norms, N, A, chunk_table, T, H,
     K: tl.constexpr, BK: tl.constexpr, C: tl.constexpr, PACKED: tl.constexpr,
-    BETA_FROM_LOGITS: tl.constexpr, BF16: tl.constexpr, OUT: tl.constexpr,
+    BETA_FROM_LOGITS: tl.constexpr, HARD_BETA: tl.constexpr, BF16: tl.constexpr, OUT: tl.constexpr,
 ):  # fmt: skip
     BLOCKS: tl.constexpr = C // 16
     chunk, I, h = tl.program_id(0) // BLOCKS, tl.program_id(0) % BLOCKS, tl.program_id(1)
@@ -117,7 +115,7 @@ def pairs_kernel(
     x = _power(G_i - before, valid)
     for J in tl.range(0, I):
         k_j, _, G_j, valid_j = _load_block(q, k, G, inverse_norms, J, rows, H, K, BK, C)
-        b_j = load_beta(beta, (J * 16 + i16) * H, valid_j, BETA_FROM_LOGITS)
+        b_j = load_beta(beta, (J * 16 + i16) * H, valid_j, BETA_FROM_LOGITS, HARD_BETA)
         k_j *= _power(before - G_j, valid_j & (rows > I * 16))
         KK = dot_floats(k_i * x, tl.trans(k_j), None, BF16)
         QK = dot_out(q_i * x, tl.trans(k_j), None, BF16, OUT)
@@ -135,7 +133,7 @@ def pairs_kernel(
         decayed = _power(G_i - G_s[None, :], valid & (i16 >= s)) * k_s[None, :]
         KK = tl.where(j == s, tl.sum(k_i * decayed, axis=1)[:, None], KK)
         QK = tl.where(j == s, tl.sum(q_i * decayed, axis=1)[:, None], QK)
-    b_i = load_beta(beta, (I * 16 + i16) * H, valid, BETA_FROM_LOGITS)
+    b_i = load_beta(beta, (I * 16 + i16) * H, valid, BETA_FROM_LOGITS, HARD_BETA)
     tl.store(N + i * C + I * 16 + j, tl.where(i > j, KK * b_i[None, :], 0.0))
     tl.store(A + i * C + I * 16 + j, QK.to(A.dtype.element_ty))
 

@@ -23,6 +23,7 @@ from statetrack.ops.delta_rule.triton.tiles import (
     load_beta,
     load_inverse,
     load_tile,
+    relative_slope,
     store_tile,
 )
 
@@ -44,7 +45,8 @@ def sweep_kernel(
     q, k, v, beta, G, initial_state, inverse, A, inverse_norms, out, E, states, final_state, cu_seqlens,
     first_chunk, T, H,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr,
-    PACKED: tl.constexpr, BETA_FROM_LOGITS: tl.constexpr, HAS_INITIAL_STATE: tl.constexpr,
+    PACKED: tl.constexpr, BETA_FROM_LOGITS: tl.constexpr, HARD_BETA: tl.constexpr,
+    HAS_INITIAL_STATE: tl.constexpr,
     SAVE_STATES: tl.constexpr, BF16: tl.constexpr, OUT: tl.constexpr,
 ):  # fmt: skip
     sequence, h, iv = sweep_program(H, V, BV)
@@ -65,7 +67,7 @@ def sweep_kernel(
         )
         k_c = load_tile(k, at, ik, valid, K, BK, False)
         v_c = load_tile(v, row * (H * V), iv, valid, V, BV, False)
-        b = load_beta(beta, row * H, valid, BETA_FROM_LOGITS)
+        b = load_beta(beta, row * H, valid, BETA_FROM_LOGITS, HARD_BETA)
         inverse_high, inverse_low = load_inverse(inverse + slot * C * C, i, j, C, BF16)
         if SAVE_STATES:
             cell = slot * K * V + iv[:, None] * K + ik[None, :]
@@ -88,7 +90,8 @@ def sweep_backward_kernel(
     q, k, beta, G, inverse, A, inverse_norms, dout, dfinal_state, dv, dstates, dinitial_state, cu_seqlens,
     first_chunk, T, H,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr,
-    PACKED: tl.constexpr, BETA_FROM_LOGITS: tl.constexpr, HAS_DFINAL_STATE: tl.constexpr,
+    PACKED: tl.constexpr, BETA_FROM_LOGITS: tl.constexpr, HARD_BETA: tl.constexpr,
+    HAS_DFINAL_STATE: tl.constexpr,
     HAS_INITIAL_STATE: tl.constexpr, BF16: tl.constexpr, OUT: tl.constexpr,
 ):  # fmt: skip
     sequence, h, iv = sweep_program(H, V, BV)
@@ -110,7 +113,7 @@ def sweep_backward_kernel(
             G, inverse_norms + slot * 2 * C, at, ik, valid, last, H * K, K, BK, C
         )
         k_c = load_tile(k, at, ik, valid, K, BK, False)
-        b = load_beta(beta, row * H, valid, BETA_FROM_LOGITS)
+        b = load_beta(beta, row * H, valid, BETA_FROM_LOGITS, HARD_BETA)
         inverse_high, inverse_low = load_inverse(inverse + slot * C * C, i, j, C, BF16)
         dO = tl.trans(load_tile(dout, row * (H * V), iv, valid, V, BV, False))
         A_c = tl.load(A + slot * C * C + i * C + j).to(tl.float32)
@@ -132,7 +135,8 @@ def gradients_kernel(
     q, k, beta, G, inverse_norms, E, dv, states, dstates, dout, dA, dN, dq_states, dk_states, dg, dbeta,
     chunk_table, T, H,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr,
-    PACKED: tl.constexpr, BETA_FROM_LOGITS: tl.constexpr, BF16: tl.constexpr, OUT: tl.constexpr,
+    PACKED: tl.constexpr, BETA_FROM_LOGITS: tl.constexpr, HARD_BETA: tl.constexpr,
+    BF16: tl.constexpr, OUT: tl.constexpr,
 ):  # fmt: skip
     chunk, h = tl.program_id(0), tl.program_id(1)
     first, rows = chunk_rows(chunk_table, chunk, T, C, 1, PACKED)
@@ -143,7 +147,7 @@ def gradients_kernel(
     valid, slot = ic < rows, (chunk * H + h).to(tl.int64)
     keys, values, at = (first * H + h) * K, (first * H + h) * V, ic * (H * K)
     dv, E, dout = dv + values, E + values, dout + values
-    b = load_beta(beta + first * H + h, ic * H, valid, BETA_FROM_LOGITS)
+    b = load_beta(beta + first * H + h, ic * H, valid, BETA_FROM_LOGITS, HARD_BETA)
     dA_c, dN_c = tl.zeros((C, C), tl.float32), tl.zeros((C, C), tl.float32)
     dq_c, dk_in = tl.zeros((C, BK), tl.float32), tl.zeros((C, BK), tl.float32)
     dk_out, db, SD = tl.zeros((C, BK), tl.float32), tl.zeros((C,), tl.float32), tl.zeros((BK,), tl.float32)
@@ -163,7 +167,10 @@ def gradients_kernel(
         dk_in = dot_out(-Z, S, dk_in, BF16, OUT)
         dk_out = dot_out(U, D, dk_out, BF16, OUT)
         SD += tl.sum(S * D, axis=0)
-    db = db * (1.0 - b / BETA_FROM_LOGITS) if BETA_FROM_LOGITS is not None else db / b
+    if BETA_FROM_LOGITS is not None:
+        db *= relative_slope(b, BETA_FROM_LOGITS, HARD_BETA)
+    else:
+        db /= b
     tl.store(dbeta + (first + ic) * H + h, db.to(dbeta.dtype.element_ty), mask=valid)
     square = slot * C * C + i * C + j
     tl.store(dA + square, tl.where(i >= j, dA_c, 0.0))
