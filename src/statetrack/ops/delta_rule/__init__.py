@@ -73,7 +73,7 @@ def delta_rule(
     errors do not decay. Values are checked inside `statetrack.checked()` only: it refuses beta outside [0,
     2], g above 0, and NaN or infinity, naming the first bad step. Outside it, NaN or infinity at step t
     leaves earlier outputs alone on a CPU; on a GPU, other outputs of the same chunk may become NaN with it.
-    Derivation: docs/delta_rule.md.
+    Derivation: docs/internals/delta_rule.md.
 
     >>> q, k, v = torch.randn(3, 2, 16, 4, 32).unbind()              # B, T, H, K = 2, 16, 4, 32
     >>> beta = 2 * torch.rand(2, 16, 4)                              # eigenvalues in [-1, 1]
