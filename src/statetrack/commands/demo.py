@@ -82,7 +82,7 @@ def _print_table(rows: list[dict[str, Any]], length: int) -> None:
     print(f"{'task':<26}{'model':<10}{'eigenvalues':<12}{columns}")
     for row in rows:
         values = "".join(f"{value:>11.3f}" for value in row["values"])
-        print(f"{row['task']:<26}{row['model']:<10}{row['eigenvalues']:<12}".ljust(48) + values)
+        print(f"{row['task']:<26}" + f"{row['model']:<10}{row['eigenvalues']}".ljust(22) + values)
 
 
 def _panels(planned: list[DemoRun], results: list[dict[str, Any]], length: int) -> list[Panel]:

@@ -203,6 +203,7 @@ def learning_curves(results: ItemResults) -> bytes:
         drawing.mark_guessing(axis, -math.log(shown[0].run.spec.task.chance))
         axis.set_title(panel, fontsize=10)
         axis.set(xlabel="training step", yscale="log")
+        axis.locator_params(axis="x", nbins=4)  # numbers of steps are long
         drawing.tidy(axis)
     axes[0].set_ylabel("training loss (nats)")
     _legend(figure, handles, panels)
