@@ -168,7 +168,7 @@ def build_pages(output: Path, pages: list[str]) -> None:
 
 
 def contents(pages: list[str]) -> dict[str, list[tuple[str, str]]]:
-    """The headings of docs/README.md, and under each the pages it links to: file in the site, text of the link."""
+    """The headings of docs/README.md, and under each the pages it links to: (file, text of the link)."""
     overview = ROOT / "docs/README.md"
     groups: dict[str, list[tuple[str, str]]] = {}
     for section in overview.read_text().split("\n## ")[1:]:

@@ -4,23 +4,11 @@ import random
 
 import machines
 import pytest
-from browser import CHROMIUM, Browser
 
 from statetrack.automata import DFA, explain
 from statetrack.automata.export import read_word
 from statetrack.cli import main
 from statetrack.report.automaton_page import example_word, spell, write_automaton_page
-
-needs_chromium = pytest.mark.skipif(
-    CHROMIUM is None, reason="no chromium on this machine (apt-get install chromium)"
-)
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    opened = Browser(tmp_path_factory.mktemp("chromium"))
-    yield opened
-    opened.close()
 
 
 def write(path, dfa, name="test"):
@@ -39,7 +27,6 @@ MACHINES = {
 }
 
 
-@needs_chromium
 @pytest.mark.parametrize("name", MACHINES)
 def test_every_network_shows_the_automatons_states_step_by_step(name, browser, tmp_path):
     dfa = MACHINES[name]
@@ -60,7 +47,6 @@ def test_every_network_shows_the_automatons_states_step_by_step(name, browser, t
     assert browser.errors == []
 
 
-@needs_chromium
 def test_first_back_step_and_last_move_through_the_word(browser, tmp_path):
     dfa = machines.SECOND_TO_LAST_B
     browser.open(write(tmp_path / "page.html", dfa), "word=abbab&at=2")
@@ -75,7 +61,6 @@ def test_first_back_step_and_last_move_through_the_word(browser, tmp_path):
     assert browser.evaluate("at('back').disabled && at('first').disabled && !at('step').disabled")
 
 
-@needs_chromium
 def test_letter_buttons_and_witnesses_fill_in_words(browser, tmp_path):
     dfa = DFA.from_group("S3")
     browser.open(write(tmp_path / "page.html", dfa), "word=")
@@ -90,7 +75,6 @@ def test_letter_buttons_and_witnesses_fill_in_words(browser, tmp_path):
     assert browser.text("#state") == str(dfa.run(word)[-1])
 
 
-@needs_chromium
 def test_vectors_and_eigenvalues_move_with_the_word(browser, tmp_path):
     """Counting modulo 6 by permutations: the one in h walks, and A has the six roots of unity."""
     browser.open(write(tmp_path / "page.html", DFA.from_group("Z6")), "word=%2B1%2B1%2B1")
@@ -105,7 +89,6 @@ def test_vectors_and_eigenvalues_move_with_the_word(browser, tmp_path):
     assert len(set(places)) == 6
 
 
-@needs_chromium
 def test_before_the_first_step_the_page_shows_what_the_first_letter_will_do(browser, tmp_path):
     """S3, first letter s = (0 1): its matrix, the start vector, its eigenvalue -1; no result yet."""
     browser.open(write(tmp_path / "page.html", DFA.from_group("S3")), "word=sc")
@@ -147,7 +130,6 @@ def test_a_column_without_entries_is_left_out(tmp_path):
     )
 
 
-@needs_chromium
 def test_a_long_word_and_a_wrong_letter_are_handled(browser, tmp_path):
     dfa = machines.SECOND_TO_LAST_B
     browser.open(write(tmp_path / "page.html", dfa))
@@ -161,7 +143,6 @@ def test_a_long_word_and_a_wrong_letter_are_handled(browser, tmp_path):
     assert browser.text("#place") == "2 of 2 letters read"
 
 
-@needs_chromium
 @pytest.mark.parametrize(
     "dfa", [DFA("", {}, 0, [0]), DFA.from_regex("[ab]*", "ab"), DFA.from_regex("a{12}", "a")]
 )
@@ -172,7 +153,6 @@ def test_pages_of_edge_cases_load_without_errors(dfa, browser, tmp_path):
     assert browser.errors == []
 
 
-@needs_chromium
 def test_the_page_asks_for_nothing_from_elsewhere(browser, tmp_path):
     browser.open(write(tmp_path / "page.html", MACHINES["mixed"]))
     assert browser.evaluate("performance.getEntriesByType('resource').length") == 0

@@ -16,17 +16,17 @@ from statetrack.report.text import scale_words
 MAX_POINTS = 400  # of a learning curve
 
 
-def item_figure(results: ItemResults) -> dict[str, bytes]:
-    """The figure of the item: as PNG and PDF with a title, as SVG for pages, which have their own."""
+def item_figure(results: ItemResults, kinds: Sequence[str] = ("svg", "png", "pdf")) -> dict[str, bytes]:
+    """The figure of the item: as PNG and PDF with a title, as SVG without one, for pages, which have it."""
     rows = [row for row in summarise(results) if row.chosen]
     draw: dict[str, Callable] = {"curves": _curves, "grid": _grid, "dots": _dots}
     figure = draw[results.item.figure](results, rows)
-    untitled = figures.save(figure, "svg")
+    saved = {"svg": figures.save(figure, "svg")} if "svg" in kinds else {}
     columns = int(12 * figure.get_figwidth())  # characters that fit at this size
     lines = (results.item.what, scale_words(results.scale), partial(results))
     title = "\n".join(line for text in lines for line in wrap(text, columns))
     figure.suptitle(title, fontsize=11)
-    return {"svg": untitled} | {kind: figures.save(figure, kind) for kind in ("png", "pdf")}
+    return saved | {kind: figures.save(figure, kind) for kind in kinds if kind != "svg"}
 
 
 def _curves(results: ItemResults, rows: list[Row]):

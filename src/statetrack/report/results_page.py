@@ -67,7 +67,7 @@ class Section:
     def pictures(self) -> list[bytes]:
         """The figure of the item, and those of other items with the same runs."""
         views = [of for of in ITEMS.values() if of.runs is self.results.item.runs]
-        return [item_figure(replace(self.results, item=of))["svg"] for of in views]
+        return [item_figure(replace(self.results, item=of), ["svg"])["svg"] for of in views]
 
     def panels(self) -> list[Panel]:
         titles = dict.fromkeys(cell.panel for cell in self.cells)
