@@ -19,6 +19,21 @@ hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=No
 hypothesis.settings.load_profile("repeatable")
 
 
+@pytest.fixture
+def own_tables(monkeypatch):
+    """What a test registers and loads is gone after it; what other tests have loaded is not there."""
+    from statetrack import config, layers, plugins, tasks
+
+    monkeypatch.setenv(plugins.VARIABLE, "")
+    tables = tasks.TASKS, layers.PRESETS, config._KINDS, plugins._loaded
+    before = [table.copy() for table in tables]
+    plugins._loaded.clear()
+    yield
+    for table, content in zip(tables, before, strict=True):
+        table.clear()
+        table.update(content)
+
+
 @pytest.fixture(scope="session")
 def browser(tmp_path_factory):
     """Headless Chromium; tests that ask for it are skipped where there is none."""

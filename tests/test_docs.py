@@ -147,7 +147,7 @@ PYTHON = list(blocks("python"))
 
 
 @pytest.mark.parametrize(("page", "code"), PYTHON, ids=[page for page, _ in PYTHON])
-def test_python_in_the_pages_runs(page, code, tmp_path, monkeypatch):
+def test_python_in_the_pages_runs(page, code, tmp_path, monkeypatch, own_tables):
     monkeypatch.chdir(tmp_path)
     with contextlib.redirect_stdout(None):
         exec(compile(code, page, "exec"), {})
@@ -222,7 +222,7 @@ def with_values(words: list[str], values: dict[str, Path]) -> list[str]:
 
 
 @pytest.mark.parametrize(("page", "line"), COMMANDS, ids=[line for _, line in COMMANDS])
-def test_commands_in_the_pages_parse(page, line, monkeypatch, language_model):
+def test_commands_in_the_pages_parse(page, line, monkeypatch, language_model, capsys):
     """Their flags are read by the command itself, which is stopped where its work would begin."""
     from statetrack.cli import main
     from statetrack.commands import flags
@@ -237,6 +237,11 @@ def test_commands_in_the_pages_parse(page, line, monkeypatch, language_model):
         raise Parsed
 
     words = shlex.split(line)
+    if "--help" in words:
+        with contextlib.suppress(SystemExit):
+            main(words)
+        assert capsys.readouterr().out.startswith("usage: statetrack")
+        return
     data, run = language_model / "data", language_model / "run"
     if words[0] == "train" or words[:2] == ["lm", "pretrain"]:
         words = [re.sub("^corpus:.*", f"corpus:{data}", word) for word in words]
