@@ -19,7 +19,7 @@ LEVELS = (
     ("automata", "compat", "layers"),
     ("tasks",),
     ("spec",),
-    ("spectrum", "horizon", "snapping"),
+    ("spectrum", "horizon", "snapping", "recipes"),
     ("training",),
     ("run",),
     ("trained",),

@@ -1,16 +1,19 @@
 """statetrack train as its user meets it: help, header, progress, and tasks with similar names."""
 
 import io
+import json
 import subprocess
 import sys
 
 import pytest
 
+import statetrack
 from statetrack.cli import main
 from statetrack.commands.progress import steps_bar
+from statetrack.commands.train import read_arguments
 from statetrack.commands.train_help import MIXER_LINES, TASK_LINES
 from statetrack.errors import UserError
-from statetrack.layers import PRESETS
+from statetrack.layers import PRESETS, model_config
 from statetrack.tasks import TASKS, task
 from statetrack.tasks.automaton import PREFIXES
 
@@ -69,6 +72,41 @@ def test_elsewhere_the_bar_shows_nothing():
     with steps_bar(100, stream) as report:
         report(50, {"loss": 0.5})
     assert stream.getvalue() == ""
+
+
+def test_a_recipe_changes_defaults_and_flags_change_the_recipe(capsys):
+    def spec(*flags):
+        main(["train", *SMALL, *flags, "--print-spec"])
+        return json.loads(capsys.readouterr().out)
+
+    plain, long = spec(), spec("--recipe", "long")
+    assert plain["model"]["mixer"]["beta"] == "sigmoid"
+    assert long["model"]["mixer"] == plain["model"]["mixer"] | {"beta": "hard"}
+    assert {name: x for name, x in long["training"].items() if plain["training"][name] != x} == {
+        "lr": 2e-3,
+        "warmup": 0.02,
+        "weight_decay": 0.0,
+        "eps": 1e-6,
+    }
+    own = spec("--recipe", "long", "--lr", "0.5", "--beta", "sigmoid")
+    assert own["training"] == long["training"] | {"lr": 0.5}
+    assert own["model"] == plain["model"]
+    mamba = read_arguments(["--recipe", "long", "--mixer", "mamba", "--steps", "4", "--batch", "4"])[1]
+    assert mamba.to_dict()["training"] == long["training"]
+    with pytest.raises(UserError, match="recipe 'short' is not known"):
+        read_arguments(["--recipe", "short"])
+
+
+def test_a_recipe_from_python_is_that_of_the_command(tmp_path):
+    options = {"d_model": 8, "heads": 2, "steps": 2, "batch": 4, "eval_samples": 8}
+    options |= {"recipe": "long", "verbose": False, "lr": 0.01}
+    trained = statetrack.train(out=tmp_path / "named", **options)
+    flags = [*SMALL, "--steps", "2", "--recipe", "long", "--lr", "0.01"]
+    assert trained.spec == read_arguments(flags)[1]
+    own = statetrack.train(
+        mixer=model_config("deltanet", d_model=8), out=tmp_path / "own", steps=1, recipe="long"
+    )
+    assert own.spec.model.mixer.beta == "hard"
 
 
 def test_s5_and_group_s5_are_two_tasks():

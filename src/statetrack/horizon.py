@@ -28,6 +28,7 @@ from statetrack.tasks import WordProblem
 
 BREAK = 0.9  # accuracy at a position below which the tracker counts as broken
 BORDER = 0.5  # the closeness on the decision boundary
+FARTHEST = 1e6  # tokens: where the horizon of a model whose closeness does not grow is put
 
 
 @dataclass(frozen=True)
@@ -99,13 +100,36 @@ def hidden_states(model: Model, inputs: Tensor, targets: Tensor, piece: int = 12
     return torch.cat(seen, 1), torch.cat(right, 1)
 
 
-def diagnose_states(hidden: Tensor, labels: Tensor, right: Tensor, train_length: int) -> Diagnosis:
-    """The diagnosis of hidden states (B, T, d) with labels (B, T); position i there is length i + 1."""
+@torch.no_grad()
+def horizon_in_training(model: Model, spec: RunSpec, sequences: int, seed: int = 0) -> tuple[float, float]:
+    """The predicted horizon from sequences of the training length alone, and the closeness at their end.
+
+    Nothing longer is looked at: the growth of the closeness is fitted to positions from an eighth of the
+    training length on. The first number is at most `FARTHEST`, the second tells apart models that reach it.
+    """
+    assert isinstance(spec.task, WordProblem)
+    assert spec.training.train_lengths is not None
+    length, device = spec.training.train_lengths[1], model.head.weight.device
+    batch = spec.task.sample(sequences, (length, length), Generator().manual_seed(seed))
+    inputs, labels = (x.to(device) for x in batch)
+    hidden, _ = model(inputs, read_out=False)
+    right = model.head(hidden).argmax(-1) == labels
+    found = diagnose_states(hidden[:, 1:].float(), labels[:, 1:], right[:, 1:], length, max(4, length // 8))
+    return min(found.predicted, FARTHEST), found.closeness[-1]
+
+
+def diagnose_states(
+    hidden: Tensor, labels: Tensor, right: Tensor, train_length: int, first: int | None = None
+) -> Diagnosis:
+    """The diagnosis of hidden states (B, T, d) with labels (B, T); position i there is length i + 1.
+
+    Positions are looked at from `first` on, half the training length when None.
+    """
     classes = int(labels.max()) + 1
     centres, seen = _centres(hidden[:, :train_length], labels[:, :train_length], classes)
     distances = torch.cdist(centres, centres)
     nearest = distances.fill_diagonal_(torch.inf).min(1).values
-    positions = _positions(train_length, hidden.shape[1])
+    positions = _positions(first or max(4, train_length // 2), hidden.shape[1])
     closeness, spread, accuracy, majority = [], [], [], []
     for t in positions:
         # pooled over neighbouring positions, for less noisy quantiles
@@ -140,9 +164,9 @@ def _centres(hidden: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tens
     """The mean hidden state of every label that occurs, and the row of each label in it (-1 for none)."""
     flat, h = labels.flatten(), hidden.flatten(0, 1)
     found, rows = flat.unique(return_inverse=True)
-    sums = torch.zeros(len(found), h.shape[1]).index_add_(0, rows, h)
-    index = torch.full((classes,), -1)
-    index[found] = torch.arange(len(found))
+    sums = h.new_zeros(len(found), h.shape[1]).index_add_(0, rows, h)
+    index = torch.full((classes,), -1, device=h.device)
+    index[found] = torch.arange(len(found), device=h.device)
     return sums / rows.bincount()[:, None], index
 
 
@@ -156,9 +180,8 @@ def _closeness(h: Tensor, y: Tensor, centres: Tensor) -> Tensor:
     return (along / apart).max(-1).values
 
 
-def _positions(train_length: int, longest: int) -> list[int]:
-    """About eight per doubling, starting at half the training length."""
-    first = max(4, train_length // 2)
+def _positions(first: int, longest: int) -> list[int]:
+    """About eight per doubling, starting at `first`."""
     steps = int(8 * math.log2(longest / first)) + 1
     return sorted({min(longest, round(first * 2 ** (i / 8))) for i in range(steps + 1)})
 

@@ -15,9 +15,9 @@ from typing import Literal
 import torch
 
 from statetrack.config import added, from_dict, register_kind, run_id, to_dict
-from statetrack.errors import UserError
+from statetrack.errors import UserError, unknown_name
 from statetrack.layers import PRESETS, Model, ModelConfig
-from statetrack.tasks import Task, task
+from statetrack.tasks import Task, WordProblem, task
 
 __all__ = ["EvaluationConfig", "RunSpec", "TrainingConfig"]
 
@@ -44,6 +44,16 @@ class TrainingConfig:
     train_samples: int = 0  # size of a fixed training set, the same for every seed; 0 draws fresh sequences
     precision: Literal["float32", "bfloat16"] = "float32"  # of the layers; recurrences keep float32
     log_every: int = 50
+    # what keeps a tracker right at lengths beyond those it was trained on: docs/length.md
+    centred_gradient: bool = added(False)  # gradients of the logits that sum to zero in spite of rounding
+    z_loss: float = added(0.0)  # times the squared log of the softmax's denominator, added to the loss
+    # where training sequences start: an empty state, noise, or the state in which the last batch ended
+    initial_states: Literal["empty", "noise", "carried"] = added("empty")
+    state_noise: float = added(0.1)  # standard deviation of "noise"
+    carried_batches: int = added(8)  # mean number of batches that a sequence with a "carried" state goes on
+    # the weights kept: the last ones, or those with the largest predicted horizon so far
+    select: Literal["last", "horizon"] = added("last")
+    select_every: int = added(1000)  # steps between two looks at the horizon
 
 
 @dataclass(frozen=True)
@@ -136,6 +146,10 @@ def _check(spec: RunSpec) -> None:
         "clip": 0,
         "final_lr": 0,
         "eps": 0,
+        "z_loss": 0,
+        "state_noise": 0,
+        "carried_batches": 1,
+        "select_every": 1,
     }
     for name, low in at_least.items():
         value = getattr(t, name)
@@ -161,6 +175,7 @@ def _check(spec: RunSpec) -> None:
     for name, least in (("eval_samples", 1), ("eval_batch", 1), ("eval_every", 0)):
         if getattr(e, name) < least:
             raise UserError(f"evaluation: {name} is {getattr(e, name)}, expected at least {least}.")
+    _check_length_options(spec)
     lengths = e.eval_lengths or ()
     needed = 1 if spec.task.labels in ("dense", "next") else 2
     if len(lengths) < needed or min(lengths) < shortest or list(lengths) != sorted(set(lengths)):
@@ -169,6 +184,34 @@ def _check(spec: RunSpec) -> None:
             f"{needed} rising lengths from {shortest} up{', the edges of the bins' if needed == 2 else ''}."
         )
     _check_model(spec.model, spec.task.vocab_size, spec.task.n_classes)
+
+
+def _check_length_options(spec: RunSpec) -> None:
+    """Options that not every task can have."""
+    t, kind = spec.training, type(spec.task).__name__
+    given = {"initial_states": ("empty", "noise", "carried"), "select": ("last", "horizon")}
+    for name, known in given.items():
+        if getattr(t, name) not in known:
+            raise unknown_name(f"training: {name}", getattr(t, name), known)
+    if (t.centred_gradient or t.z_loss) and spec.task.labels == "next":
+        raise UserError(
+            f"training: centred_gradient and z_loss are for tasks with classes, not for {kind}. Leave them "
+            "out."
+        )
+    if t.initial_states == "noise" and spec.task.labels != "dense":
+        raise UserError(
+            f'training: initial_states is "noise", which needs a task with a label at every position, not '
+            f"{kind}."
+        )
+    if t.select == "horizon" and not isinstance(spec.task, WordProblem):
+        raise UserError(f'training: select is "horizon", which is for group word problems, not for {kind}.')
+    low, high = t.train_lengths or (1, 1)
+    plain = isinstance(spec.task, WordProblem) and spec.task.tokens_per_element == 1
+    if t.initial_states == "carried" and not (plain and low == high and not t.train_samples):
+        raise UserError(
+            'training: initial_states is "carried", expected a group word problem with one token per '
+            "element, one training length and fresh sequences (train_samples 0)."
+        )
 
 
 @lru_cache(maxsize=4096)  # the runs of a sweep share a few models

@@ -4,7 +4,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from statetrack import tasks
+from statetrack import recipes, tasks
 from statetrack.layers import AttentionConfig, Model, ModelConfig, model_config
 from statetrack.peer_options import PEER_OPTIONS, unknown_option
 from statetrack.run import RESULTS, load_run, run
@@ -40,6 +40,7 @@ def train(
     mixer: str | ModelConfig = "deltanet",
     *,
     alphabet: str | None = None,
+    recipe: str | None = None,
     seed: int = 0,
     out: str | Path | None = None,
     device: str = "auto",
@@ -59,20 +60,25 @@ def train(
     - `options`: fields of `TrainingConfig` (steps, batch, lr, ...), of `EvaluationConfig` (eval_lengths,
       ...), of the task (inputs, words, ...), of the backbone (d_model, layers, ...) and of the mixer (heads,
       eigenvalues, ...).
+    - `recipe`: "long" changes the defaults of the options, for trackers that are to stay right at lengths far
+      beyond those of training (docs/length.md).
     - `out`: the results folder, results/<run_id> by default. A finished run is read from it, not repeated; an
       interrupted one continues from its last checkpoint.
     - `device`: "auto", "cpu" or "cuda". `verbose=False` prints nothing.
     """
     chosen = tasks.task(task, alphabet) if isinstance(task, str) else task
     of_task = _taken(options, chosen)
-    training = TrainingConfig(**_taken(options, TrainingConfig))
+    training = TrainingConfig()
+    if recipe is not None:
+        training = recipes.recipe(recipe).train(training)
+    training = replace(training, **_taken(options, TrainingConfig))
     evaluation = EvaluationConfig(**_taken(options, EvaluationConfig))
     if isinstance(mixer, str):
-        model = _model(mixer, chosen, options)
+        model = _model(mixer, chosen, options, recipe)
     elif options:
         raise unknown_option("train", next(iter(options)), _names(TrainingConfig, EvaluationConfig, chosen))
     else:
-        model = mixer
+        model = mixer if recipe is None else recipes.recipe(recipe).build(mixer)
     spec = RunSpec(replace(chosen, **of_task), model, training, evaluation, seed).resolved()
     folder = RESULTS / spec.id if out is None else Path(out)
     how = Options(device, progress=print_row) if verbose else Options(device, say=lambda text: None)
@@ -80,9 +86,12 @@ def train(
     return TrainedModel(load_run(folder)[1], spec, done["metrics"], folder, done)
 
 
-def _model(name: str, chosen: Task, options: dict[str, Any]) -> ModelConfig:
+def _model(name: str, chosen: Task, options: dict[str, Any], recipe: str | None) -> ModelConfig:
     """The named model with the options that are left; an unknown one is answered with all there are."""
     preset = model_config(name)
+    if recipe is not None:
+        of_mixers = recipes.recipe(recipe).mixer.items()
+        options = {key: x for key, x in of_mixers if key in _names(preset.mixer)} | options
     known = _names(preset, preset.mixer, TrainingConfig, EvaluationConfig, chosen)
     known += ["attention_every", *(_names(AttentionConfig) if "attention_every" in options else [])]
     for option in options:

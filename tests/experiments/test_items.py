@@ -1,13 +1,17 @@
 """The items: how many runs each scale has, and the protocol values of the paper, pinned."""
 
+from dataclasses import fields
+
 import pytest
 
 from statetrack.errors import UserError
-from statetrack.experiments import fig_parity, fig_s5, fig_z60, tab_chomsky
+from statetrack.experiments import fig_parity, fig_s5, fig_z60, ours_length, tab_chomsky
 from statetrack.experiments.item import SCALES, LabelledRun
+from statetrack.experiments.order import Order
 from statetrack.experiments.registry import ITEMS, item
 
 PAPER_RUNS = {"fig-parity": 24, "tab-chomsky": 624, "fig-chomsky-length": 624, "fig-s5": 291, "fig-z60": 30}
+PAPER_RUNS |= {"ours-length": 129}
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +81,42 @@ def test_seeds_of_the_paper():
     assert {run.spec.seed for run in fig_z60.runs("paper")} == {0}
     assert {run.spec.seed for run in tab_chomsky.runs("paper")} == {0, 1, 2}
     assert {run.spec.seed for run in fig_parity.runs("paper", seeds=5)} == set(range(5))
+
+
+def test_a_row_of_the_length_table_changes_one_option_of_the_base_and_the_recipe_several(paper):
+    by_cell = {(run.panel, run.label.split(", ", 1)[1], run.spec.seed): run for run in paper["ours-length"]}
+    options = {"eps", "centred_gradient", "z_loss", "initial_states", "select", "beta"}
+    decay = {"schedule", "warmup", "weight_decay"}
+    for (panel, name, seed), run in by_cell.items():
+        base = by_cell[panel, "base", seed].spec
+        changed = _changed(base.training, run.spec.training) | _changed(
+            base.model.mixer, run.spec.model.mixer
+        )
+        if name == "decaying rate":
+            assert changed == decay
+        elif name.startswith("recipe"):
+            lr = set() if panel == ours_length.ALL else {"lr"} | decay
+            assert changed == {"eps", "beta"} | lr | ({"initial_states"} if "carried" in name else set())
+        else:
+            assert len(changed & options) == len(changed) == (name != "base")
+        assert run.ours
+        assert run.spec.training.train_lengths == (32, 32)
+        assert ours_length.GOALS[panel] in run.spec.evaluation.eval_lengths
+        assert run.spec.evaluation.eval_lengths[-1] == 4096
+
+
+def _changed(a, b):
+    return {field.name for field in fields(a) if getattr(a, field.name) != getattr(b, field.name)}
+
+
+def test_the_goals_of_the_recipe_are_run_first():
+    of = ITEMS["ours-length"]
+    everything = of.runs("paper")
+    first = sorted(everything, key=Order(of, everything).key())[:13]
+    goals = [ours_length.SWAPS, ours_length.THREE, ours_length.ALL, ours_length.Z60]
+    assert [run.panel for run in first[:12]] == [panel for panel in goals for _ in range(3)]
+    assert {run.label.split(", ", 1)[1] for run in first[:12]} == {"recipe long"}
+    assert first[12].label == "DeltaNet, base"
 
 
 def test_formal_languages_are_trained_as_in_appendix_e1(paper):

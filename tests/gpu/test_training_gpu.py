@@ -41,6 +41,18 @@ SPECS = {
     "bfloat16 layers": RunSpec(
         task("s5-swaps"), model_config("gated-deltanet"), replace(TRAINING, precision="bfloat16"), EVALUATION
     ),
+    "noisy states": RunSpec(
+        task("s5-swaps"),
+        model_config("deltanet-no-conv", beta="hard"),
+        replace(TRAINING, initial_states="noise", centred_gradient=True, z_loss=1e-4, precision="bfloat16"),
+        EVALUATION,
+    ),
+    "carried states": RunSpec(
+        task("s5-swaps"),
+        model_config("deltanet", beta="hard"),
+        replace(TRAINING, initial_states="carried", lr=2e-4),
+        EVALUATION,
+    ),
 }
 
 
@@ -105,8 +117,9 @@ def test_compiling_kernels_ahead_changes_no_bit_of_a_run(name, monkeypatch):
     assert all(torch.equal(a, b) for a, b in zip(ahead, state(), strict=True))
 
 
-def test_a_run_cut_in_the_middle_ends_as_if_it_had_not_been(tmp_path):
-    spec = SPECS["word problem"].resolved()
+@pytest.mark.parametrize("name", ["word problem", "carried states"])
+def test_a_run_cut_in_the_middle_ends_as_if_it_had_not_been(name, tmp_path):
+    spec = SPECS[name].resolved()
 
     class Stop(Exception):
         pass

@@ -48,6 +48,12 @@ def test_triton_matches_one_op_after_the_other(shapes, output_final_state):
     assert_same(*inputs(40, shapes), shapes, output_final_state=output_final_state)
 
 
+@pytest.mark.parametrize("shapes", [SHAPES, NARROW])
+def test_hard_betas_are_taken(shapes):
+    x, weights = inputs(40, shapes)
+    assert_same(4 * x, weights, shapes, hard_beta=True)
+
+
 def test_chunks_may_keep_their_inverses(monkeypatch):
     monkeypatch.setattr(triton_backend, "KEEP_INVERSES", True)
     assert_same(*inputs(40))

@@ -53,12 +53,54 @@ def test_triton_takes_axes_in_front_and_padded_rows():
     torch.testing.assert_close(ours[1].flatten(0, 1), theirs[1])
 
 
+BACKENDS = ["reference", "triton"]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_centred_gradient_sums_to_zero_where_the_softmax_rounds_to_one(backend):
+    """Of 8 classes one has a logit 20 above the others: p = 1 - 7 e^-20 is 1 in float32, and p - 1 is 0."""
+    logits, targets = torch.zeros(3, 8), torch.tensor([0, 0, 5])
+    logits[:, 0] = 20.0
+    for centred in (False, True):
+        _, gradient = outcome(logits, targets, centred=centred, backend=backend)
+        rows = gradient[:2].double()  # the third row is wrong, and has no small numbers
+        relative = rows.sum(-1).abs() / rows.abs().sum(-1)
+        assert (relative < 1e-6).all() if centred else (relative > 0.9).all()
+    wide = logits.double().requires_grad_()
+    (3 * F.cross_entropy(wide, targets)).backward()
+    torch.testing.assert_close(gradient.double(), wide.grad, rtol=1e-5, atol=0)
+
+
+def test_a_centred_gradient_in_half_precision_is_off_by_the_rounding_of_one_number():
+    logits, targets = inputs(rows=12, classes=121, dtype=torch.float16)
+    targets = targets.clamp(min=0)
+    _, gradient = outcome(logits, targets, centred=True, backend="triton")
+    own = gradient.gather(1, targets[:, None])[:, 0]
+    others = own.float() - gradient.float().sum(-1)
+    torch.testing.assert_close(own, others.to(torch.float16), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("centred", [False, True])
+def test_z_loss_adds_the_square_of_the_log_of_the_sum(backend, centred):
+    logits, targets = inputs()
+    loss, gradient = outcome(logits, targets, centred=centred, z_loss=0.3, backend=backend)
+    wide = logits.double().requires_grad_()
+    counts = targets != -100
+    square = wide[counts].exp().sum(-1).log().square().mean()
+    expected = F.cross_entropy(wide, targets) + 0.3 * square
+    (3 * expected).backward()
+    torch.testing.assert_close(loss.double(), expected.detach(), rtol=1e-5, atol=0)
+    torch.testing.assert_close(gradient.double(), wide.grad, rtol=1e-4, atol=1e-6)
+
+
 def test_where_nothing_counts_the_loss_is_not_a_number_and_the_gradient_zero():
     logits, targets = inputs(rows=5)
-    for backend in ("reference", "triton"):
-        loss, dlogits = outcome(logits, torch.full_like(targets, -100), backend=backend)
-        assert loss.isnan()
-        assert not dlogits.any()
+    for backend in BACKENDS:
+        for options in ({}, {"centred": True, "z_loss": 0.1}):
+            loss, dlogits = outcome(logits, torch.full_like(targets, -100), backend=backend, **options)
+            assert loss.isnan()
+            assert not dlogits.any()
 
 
 def test_a_target_that_is_no_class_is_not_a_number():
@@ -72,7 +114,7 @@ def test_the_op_passes_the_checks_of_torch_library():
 
     logits, targets = inputs(rows=3, classes=11)
     op = torch.ops.statetrack.cross_entropy.default
-    torch.library.opcheck(op, (logits.requires_grad_(), targets, -100))
+    torch.library.opcheck(op, (logits.requires_grad_(), targets, -100, True, 0.1))
 
 
 def test_second_derivatives_are_refused():
@@ -88,5 +130,7 @@ def test_wrong_inputs_are_explained():
         cross_entropy(logits, targets[:2])
     with pytest.raises(UserError, match="expected whole numbers"):
         cross_entropy(logits, targets.float())
+    with pytest.raises(UserError, match=r"z_loss is -1.0, expected 0"):
+        cross_entropy(logits, targets, z_loss=-1.0)
     with pytest.raises(UserError, match="more than 1024"):
         cross_entropy(torch.ones(3, 1025), targets, backend="triton")

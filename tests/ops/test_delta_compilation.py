@@ -29,12 +29,24 @@ NAMES = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16"
 
 
 def compile_as_launched(
-    kernel, K, V, steps, programs, dtype, *, everything=False, logits=False, gpu=HOPPER, capability=90
+    kernel,
+    K,
+    V,
+    steps,
+    programs,
+    dtype,
+    *,
+    everything=False,
+    logits=False,
+    hard=False,
+    gpu=HOPPER,
+    capability=90,
 ):
     """Compile one kernel with the constants its plan gives it.
 
-    `everything` turns every option on. `logits` takes betas from them and makes the last state, or takes its
-    gradient: as much as sequences that are not packed, without gate and first state, can have.
+    `everything` turns every option on but `hard`, which bounds betas. `logits` takes betas from them and
+    makes the last state, or takes its gradient: as much as sequences that are not packed, without gate and
+    first state, can have.
     """
     # the kernels for short sequences know no gate and no first state
     packed = everything and kernel not in PAIR_KERNELS
@@ -52,6 +64,7 @@ def compile_as_launched(
     flags = dict.fromkeys(("GATED", "PACKED", "HAS_INITIAL_STATE"), everything)
     flags |= dict.fromkeys(("L2NORM", "SAVE", "SAVE_STATES"), True)
     flags["BETA_FROM_LOGITS"] = 2.0 if everything or logits else None
+    flags["HARD_BETA"] = hard
     flags |= dict.fromkeys(("OUTPUT_FINAL_STATE", "HAS_DFINAL_STATE"), everything or logits)
     flags |= {
         "WRITE_OUTPUTS": plan.outputs is None,
@@ -117,6 +130,15 @@ def test_kernels_for_short_sequences_fit_the_registers(kernel, shape, spilled, o
     compiled = compile_as_launched(kernel, *shape, **({}, {"logits": True}, {"everything": True})[options])
     assert compiled is not None
     assert_fits(compiled, spilled[options])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kernel", SHORT_KERNELS)
+def test_hard_betas_spill_no_more_than_others(kernel):
+    shape, spilled = SHORT[3]
+    compiled = compile_as_launched(kernel, *shape, logits=True, hard=True)
+    assert compiled is not None
+    assert_fits(compiled, spilled[1])
 
 
 @pytest.mark.slow

@@ -269,6 +269,7 @@ ERRORS = [
     ({}, {"cu_seqlens": torch.tensor([0, 7])}, "need batch 1, got 2"),
     ({}, {"max_seqlen": 7}, "only with cu_seqlens"),
     ({}, {"beta_from_logits": 0.0}, "beta_from_logits is 0.0, expected the largest beta"),
+    ({}, {"hard_beta": True}, "hard_beta is set without beta_from_logits"),
     ({}, {"backend": "chunk"}, "Did you mean 'chunked'"),
     ({"q": torch.rand(2, 7, 2, 280), "k": torch.rand(2, 7, 2, 280)}, {"backend": "triton"}, "more than 256"),
 ]

@@ -251,8 +251,11 @@ def test_half_precision_comes_back_in_its_dtype_with_a_float32_state():
         ({"k": torch.ones(2, 6, 2, 5)}, "k has shape"),
         ({"q": torch.ones(2, 6, 4)}, "expected four axes"),
         ({"v": torch.ones(2, 6, 2, 3, dtype=torch.long)}, "v is torch.int64"),
+        ({"v": [1.0]}, "v is a list, expected a tensor"),
         ({"initial_state": torch.ones(1, 2, 4, 3)}, "initial_state has shape"),
-        ({"backend": "native"}, "backend"),
+        ({"scale": float("nan")}, "scale is nan, expected a finite number"),
+        ({"scale": "0.5"}, "scale is '0.5', expected a finite number"),
+        ({"backend": "naive"}, "backend 'naive' is not known"),
         ({"cu_seqlens": torch.tensor([0, 6])}, "need batch 1"),
     ],
 )

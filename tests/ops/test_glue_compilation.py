@@ -1,5 +1,7 @@
 """The small fused kernels compile for Hopper as they are launched, and nothing spills."""
 
+import itertools
+
 import pytest
 from sm90 import assert_fits, compile_sm90
 
@@ -68,10 +70,12 @@ def test_cross_entropy_compiles(N, dtype):
         "cross_entropy_kernel": {"sums": "fp32", "counted": "i32"},
         "cross_entropy_backward_kernel": {"count": "i32", "dloss": "fp32", "dlogits": dtype},
     }
-    for kernel, more in kernels.items():
-        compiled = compile_as_launched(
-            "cross_entropy", kernel, pointers | more, cross_entropy.constants(N, -(-N // 8) * 8), **scalars
-        )
+    plain, options = {"Z_LOSS": 0.0, "CENTRED": False}, {"Z_LOSS": 1e-4, "CENTRED": True}
+    for (kernel, more), flags in itertools.product(kernels.items(), (plain, options)):
+        constants = cross_entropy.constants(N, -(-N // 8) * 8) | flags
+        if kernel == "cross_entropy_kernel":
+            del constants["CENTRED"]
+        compiled = compile_as_launched("cross_entropy", kernel, pointers | more, constants, **scalars)
         assert_fits(compiled)
         assert compiled.registers <= 96
     pointers = {"sums": "fp32", "counted": "i32", "loss": "fp32", "count": "i32"}

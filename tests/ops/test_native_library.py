@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from statetrack.ops.delta_rule import delta_rule
+from statetrack.ops.gated_linear_attention import gated_linear_attention
 from statetrack.ops.native import library
 from statetrack.ops.selective_scan import selective_scan
 
@@ -26,7 +27,7 @@ def test_it_is_there_wherever_there_is_a_compiler():
 
 
 def results():
-    """Outputs and gradients of both ops, at sizes that several threads share."""
+    """Outputs and gradients of the native ops, at sizes that several threads share."""
     generator = torch.Generator().manual_seed(0)
     q, k, v, u, delta = (torch.randn(3, 70, 4, 32, generator=generator) for _ in range(5))
     beta, weights = torch.rand(3, 70, 4, generator=generator), torch.randn(3, 16, 70, generator=generator)
@@ -36,8 +37,10 @@ def results():
     A = -torch.arange(1.0, 17).repeat(128, 1)
     scanned = [x.requires_grad_() for x in (u, delta, A, weights)]
     y = selective_scan(u, delta, A, weights, weights, eigenvalues="[-1,1]", backend="native")
-    gradients = torch.autograd.grad(o.square().sum() + y.square().sum(), inputs + scanned)
-    return [o.detach(), y.detach(), *gradients]
+    gated = [gated_linear_attention(q, k, v, a=a, backend="native")[0] for a in (beta - 1, k.sin())]
+    outputs = [o, y, *gated]
+    gradients = torch.autograd.grad(sum(x.square().sum() for x in outputs), inputs + scanned)
+    return [*(x.detach() for x in outputs), *gradients]
 
 
 @pytest.fixture

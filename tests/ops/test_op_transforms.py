@@ -8,6 +8,7 @@ from statetrack.errors import UserError
 from statetrack.layers.model import Model
 from statetrack.layers.presets import model_config
 from statetrack.ops.delta_rule import delta_rule
+from statetrack.ops.gated_linear_attention import gated_linear_attention
 from statetrack.ops.selective_scan import selective_scan
 from statetrack.ops.slstm import slstm
 
@@ -27,11 +28,21 @@ def scan(u, backend, **options):
     return selective_scan(u, torch.ones_like(u), A, weights, weights, backend=backend, **options)
 
 
+def gated(v, backend):
+    q, a = torch.linspace(-1, 1, v.numel()).view(v.shape), torch.linspace(-1, 1, 2 * T).view(1, T, 2)
+    return gated_linear_attention(q, q, v, a=a, backend=backend)[0]
+
+
 def gates(x, backend):
     return slstm(x, torch.linspace(-1, 1, 2 * 3 * 12).view(2, 3, 12), backend=backend)[0]
 
 
-CASES = {"delta": (delta, (1, T, 2, 3)), "scan": (scan, (1, 4, T)), "slstm": (gates, (1, T, 2, 4, 3))}
+CASES = {
+    "delta": (delta, (1, T, 2, 3)),
+    "gated": (gated, (1, T, 2, 3)),
+    "scan": (scan, (1, 4, T)),
+    "slstm": (gates, (1, T, 2, 4, 3)),
+}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -65,7 +76,7 @@ def test_the_packed_scan_compiles_to_one_graph_given_the_longest_length(backend)
     torch.testing.assert_close(y, scan(u, "reference", cu_seqlens=offsets))
 
 
-@pytest.mark.parametrize("name", ["deltanet", "mamba", "mlstm", "slstm"])
+@pytest.mark.parametrize("name", ["deltanet", "gla", "hgrn2", "mamba", "mamba2", "mlstm", "slstm"])
 def test_a_model_on_the_meta_device_gives_shapes(name):
     model = Model(model_config(name, d_model=32, layers=1), 4, 5).to("meta")
     logits, _ = model(torch.zeros(2, 7, dtype=torch.long, device="meta"))

@@ -203,6 +203,32 @@ def test_beta_from_logits(maximum, backend, family, device):
     assert_same(actual, expected, rtol=tolerance, atol=tolerance)
 
 
+def check_hard_betas(backend, dtype, maximum, device):
+    inputs = {name: x.to(device) for name, x in random_inputs(B=1, T=20, H=1).items()}
+    logits = torch.linspace(-9, 9, 20, dtype=torch.float64, device=device)[torch.randperm(20)].view(1, 20, 1)
+    actual = run(inputs | {"beta": logits}, backend, dtype, beta_from_logits=maximum, hard_beta=True)
+    share = logits.sigmoid()
+    stretched = 1.02 * share - 0.01
+    inside = (stretched > 0) & (stretched < 1)
+    expected = run(inputs | {"beta": maximum * stretched.clamp(0, 1)}, "reference")
+    expected["dbeta"] = torch.where(inside, expected["dbeta"] * maximum * 1.02 * share * (1 - share), 0.0)
+    tolerance = 1e-9 if dtype == torch.float64 else 1e-4
+    assert_same(actual, expected, rtol=tolerance, atol=tolerance)
+    assert 4 < inside.sum() < 16
+    assert not actual["dbeta"][~inside].any()
+
+
+def test_hard_betas_reach_their_bounds_and_have_no_gradient_there(family, device):
+    check_hard_betas("triton", torch.float32, 1.0 if family == "chunked" else 2.0, device)
+
+
+@pytest.mark.parametrize("backend", ["reference", "chunked", "native"])
+@pytest.mark.parametrize("maximum", [1.0, 2.0])
+def test_hard_betas_of_the_backends_without_kernels(maximum, backend):
+    dtype = torch.float32 if backend == "native" else torch.float64
+    check_hard_betas(backend, dtype, maximum, torch.device("cpu"))
+
+
 def test_a_loss_on_the_last_state_alone(family, device):
     inputs = {name: x.float().to(device) for name, x in random_inputs(T=20, gate=True).items()}
     results = []
@@ -245,7 +271,7 @@ def test_the_ops_describe_their_results(cu_seqlens, gate, family, device):
     inputs = [x.float().to(device) for x in random_inputs(B=1, T=20, gate=gate).values()]
     inputs += [None] * (6 - len(inputs))  # no gate, no first state
     bounds = None if cu_seqlens is None else torch.tensor(cu_seqlens, device=device)
-    options = 0.5, 1, True, 2.0, None, True
+    options = 0.5, 1, True, 2.0, None, True, False
     forward = (*inputs, bounds, *options, True)
     op = torch.ops.statetrack.delta_rule_forward.default
     torch.library.opcheck(op, forward, test_utils=("test_schema", "test_faketensor"))

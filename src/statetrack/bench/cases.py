@@ -9,6 +9,7 @@ from torch import Tensor
 
 from statetrack.errors import UserError, require
 from statetrack.ops.delta_rule import delta_rule
+from statetrack.ops.gated_linear_attention import gated_linear_attention
 from statetrack.ops.selective_scan import selective_scan
 
 Work = Callable[[], None]  # one forward and backward
@@ -105,8 +106,55 @@ class SelectiveScanCase:
         return work
 
 
-Case = DeltaRuleCase | SelectiveScanCase
-KINDS = {cls.__name__: cls for cls in (DeltaRuleCase, SelectiveScanCase)}
+@dataclass(frozen=True)
+class GatedCase:
+    """Forward and backward of Mamba-2's recurrence, float32: a gate per head, values times the step dt.
+
+    The gate is exp(-dt), or 2 exp(-dt) - 1 in [-1,1]. The peer is the scan of transformers' Mamba2, in the
+    chunks of its default configuration; it knows gates in [0,1] only, and is that in both ranges.
+    """
+
+    B: int
+    T: int
+    H: int
+    d: int
+    eigenvalues: str = "[0,1]"
+
+    peer_name = "transformers"
+
+    @property
+    def name(self) -> str:
+        return f"gated_attention B{self.B} T{self.T} H{self.H} d{self.d}"
+
+    def _inputs(self) -> tuple[list[Tensor], Tensor]:
+        generator = torch.Generator().manual_seed(0)
+        shape = (self.B, self.T, self.H, self.d)
+        q, k, v, do = (torch.randn(shape, generator=generator) for _ in range(4))
+        dt = 0.01 + 0.1 * torch.rand(shape[:3], generator=generator)
+        return [x.requires_grad_() for x in (q, k, v, dt)], do
+
+    def ours(self, backend: str = "auto") -> Work:
+        (q, k, v, dt), do = self._inputs()
+
+        def work() -> None:
+            gate = {"g": -dt} if self.eigenvalues == "[0,1]" else {"a": 2 * torch.exp(-dt) - 1}
+            o, _ = gated_linear_attention(q, k, v * dt[..., None], **gate, scale=1.0, backend=backend)
+            o.backward(do)
+
+        return work
+
+    def peer(self) -> Work:
+        for_ = "comparing with transformers"
+        config = require("transformers.models.mamba2", extra="bench", for_=for_).Mamba2Config
+        name = "transformers.models.mamba2.modeling_mamba2"
+        scan, steps = require(name, extra="bench", for_=for_).mamba2_chunk_scan, config().chunk_size
+        (q, k, v, dt), do = self._inputs()
+        A = -torch.ones(self.H)
+        return lambda: scan(v, dt, A, k, q, steps).backward(do)
+
+
+Case = DeltaRuleCase | SelectiveScanCase | GatedCase
+KINDS = {cls.__name__: cls for cls in (DeltaRuleCase, SelectiveScanCase, GatedCase)}
 
 CPU_CASES: list[Case] = [
     SelectiveScanCase(8, 512, 256, 16),
@@ -114,9 +162,16 @@ CPU_CASES: list[Case] = [
     DeltaRuleCase(8, 512, 4, 32),
     DeltaRuleCase(64, 33, 4, 32),
     DeltaRuleCase(1, 2048, 8, 128),
+    GatedCase(8, 512, 8, 64),
+    GatedCase(1, 2048, 8, 64),
 ]
 
 LENGTHS = tuple(1024 * 2**i for i in range(7))  # 1k to 64k
+
+
+def signed_case(case: Case) -> Case | None:
+    """The same case with eigenvalues in [-1,1]; None where the range does not change the work."""
+    return None if isinstance(case, DeltaRuleCase) else dataclasses.replace(case, eigenvalues="[-1,1]")
 
 
 def growth_cases() -> list[list[Case]]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from statetrack.bench.cases import CPU_CASES, Case, check_chosen, growth_cases
+from statetrack.bench.cases import CPU_CASES, Case, check_chosen, growth_cases, signed_case
 from statetrack.bench.measure import median_seconds, peak_bytes
 from statetrack.errors import UserError
 from statetrack.ops.native import library
@@ -39,6 +39,11 @@ def cpu_report(
         report["comparisons"].append(row)
         print(_line(row))
         keep(report)
+    signed = [row for row in report["comparisons"] if "sign_cost" in row]
+    if signed:
+        print("\nours in [-1,1], as a multiple of its time in [0,1]:")
+        for row in signed:
+            print(f"  {row['case']:<32}{row['sign_cost']:>9.2f}x")
     for cases in growth_cases() if growth else ():
         if chosen(cases[0].name):
             report["growth"].append(_growth(cases, seconds / 3))
@@ -47,14 +52,17 @@ def cpu_report(
 
 def compare(case: Case, seconds: float, peers: bool = True) -> dict[str, Any]:
     """Times and memory of ours and the peer, and their ratios; without the peer if it is not installed."""
-    contenders = [case.ours(), case.ours("chunked")]
+    signed = signed_case(case)
+    contenders = [case.ours(), case.ours("chunked"), *([signed.ours()] if signed else [])]
     try:
         contenders += [case.peer()] if peers else []
     except UserError as error:
         print(f"({error})")
     times = median_seconds(contenders, seconds)
+    sign = {"sign_cost": times.pop(2) / times[0]} if signed else {}
     row: dict[str, Any] = {"case": case.name, "peer": case.peer_name}
     row |= {"ours_ms": 1e3 * times[0], "chunked_ms": 1e3 * times[1], "ours_bytes": peak_bytes(case, "ours")}
+    row |= sign
     if len(times) > 2:
         row |= {
             "peer_ms": 1e3 * times[2],

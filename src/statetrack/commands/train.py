@@ -99,6 +99,7 @@ def read_arguments(arguments: Sequence[str]) -> "tuple[TrainOptions, RunSpec]":
     from statetrack.layers import model_config
     from statetrack.layers.presets import preset_names
     from statetrack.plugins import load_plugins
+    from statetrack.recipes import RECIPES, recipe
     from statetrack.spec import EvaluationConfig, RunSpec, TrainingConfig
     from statetrack.tasks import TASKS, task
 
@@ -109,14 +110,18 @@ def read_arguments(arguments: Sequence[str]) -> "tuple[TrainOptions, RunSpec]":
     mixer_name, rest = take(rest, "--mixer", "deltanet")
     alphabet, rest = take(rest, "--alphabet", None)
     every, rest = take(rest, "--attention-every", "0")
+    recipe_name, rest = take(rest, "--recipe", None)
     chosen_task = task(task_name, alphabet)
-    model = model_config(mixer_name)
-    parts = {"task": chosen_task, **model_parts(model), "training": TrainingConfig()}
+    model, training = model_config(mixer_name), TrainingConfig()
+    if recipe_name is not None:
+        chosen = recipe(recipe_name)
+        model, training = chosen.build(model), chosen.train(training)
+    parts = {"task": chosen_task, **model_parts(model), "training": training}
     parts |= {"evaluation": EvaluationConfig(), "options": TrainOptions()}
     description = (
         f"Train on --task {task_name} ({', '.join(TASKS)}, or regex:PATTERN, dfa:FILE.json, group:NAME, "
         f"jsonl:FILE, corpus:DIR) with --mixer {mixer_name} ({preset_names()}). --attention-every N makes "
-        "every N-th layer attention. "
+        f"every N-th layer attention. --recipe NAME ({', '.join(RECIPES)}) changes the defaults below. "
         "--plugin FILE.py, or a module, adds tasks and mixers of your own. `statetrack train --help` alone "
         "says what the tasks and mixers are."
     )

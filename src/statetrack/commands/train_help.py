@@ -24,7 +24,10 @@ MIXER_LINES = {
     "deltanet": "DeltaNet",
     "deltanet-no-conv": "DeltaNet without short convolutions, as in the paper's word problems",
     "gated-deltanet": "Gated DeltaNet",
+    "gated-deltanet-signed": "Gated DeltaNet whose gate may be negative",
+    "deltanet-rotating": "DeltaNet with rotations of pairs of channels beside its reflections",
     "deltaproduct": "DeltaProduct with two Householder factors per token",
+    "kda": "Kimi Delta Attention: Gated DeltaNet with a gate per channel",
     "mamba": "Mamba",
     "mamba2": "Mamba-2",
     "gla": "gated linear attention",
@@ -38,6 +41,7 @@ MIXER_LINES = {
 COMMON_LINES = {
     '--eigenvalues "[-1,1]"': 'the range of the eigenvalues: "[0,1]" or "[-1,1]"',
     "--steps N --batch N --lr X": "training",
+    "--recipe long": "defaults for trackers that are to stay right at long lengths",
     "--train-lengths A B": "shortest and longest training sequence",
     "--eval-lengths A B ...": "lengths to measure accuracy at",
     "--d-model N --layers N --heads N": "the size of the model",

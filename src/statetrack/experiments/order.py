@@ -1,6 +1,6 @@
 """Which pending runs of an item matter most, given the results so far.
 
-    headline       the paper's headline cells (`Item.headline`) at the first learning rate, all seeds
+    headline       the headline cells (`Item.headline`) at the first learning rate, all seeds
     first seeds    one seed of every other cell of the paper, at the first rate
     other seeds    the seeds of these cells that are left
     other rates    of the paper's cells whose number is not reached at the rates run so far, rate by rate
@@ -84,7 +84,7 @@ class Order:
     def _stage(self, run: LabelledRun, rate: int, reached: set[float] | None) -> int:
         """`rate` is the place of the run's rate; `reached` are the rates at which its cell has its number."""
         first_seed = run.spec.seed == 0
-        if run.ours:
+        if run.ours and _cell(run) not in self.item.headline:
             return REST if rate else OURS if first_seed else OURS_SEEDS
         if rate:  # the seeds of a rate that seems to be the right one are completed
             return REST if reached and run.spec.training.lr not in reached else OTHER_RATES

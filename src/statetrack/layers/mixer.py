@@ -46,6 +46,13 @@ class Mixer(nn.Module, ABC):
     @abstractmethod
     def forward(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]: ...
 
+    def empty_state(self, batch: int) -> Any:
+        """The state before the first token of `batch` sequences, as tensors on the mixer's device.
+
+        None where a mixer does not offer it: it then cannot be trained from noisy or carried states.
+        """
+        return None
+
     def place(self, layer: int, layers: int) -> None:
         """Called by the backbone once, before training, with this layer's index and the number of layers.
 

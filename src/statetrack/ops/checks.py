@@ -1,6 +1,7 @@
 """Checks on the inputs of an op. Shapes are always checked; values, which cost a sync, in checked mode."""
 
 import itertools
+import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 from statetrack.errors import UserError
 
 EIGENVALUES = ("[0,1]", "[-1,1]")
+DISC = (*EIGENVALUES, "unit-circle")  # the ranges of mixers that can turn pairs of channels
 
 _checked: ContextVar[bool | None] = ContextVar("statetrack_checked", default=None)
 
@@ -84,6 +86,12 @@ def check_cell(op: str, cell: Any, like: Tensor, **shapes: tuple[int, ...]) -> l
         check_shape(op, name, x, shape, "one state for every sequence of the batch,")
     dtype = torch.promote_types(like.dtype, torch.float32)
     return [x.to(dtype) for x in cell]
+
+
+def check_scale(op: str, scale: Any) -> None:
+    """Refuse a scale of the outputs that is no finite number; None stands for the default, K^-1/2."""
+    if scale is not None and not (isinstance(scale, (int, float)) and math.isfinite(scale)):
+        raise UserError(f"{op}: scale is {scale!r}, expected a finite number, or None for K^-1/2.")
 
 
 def check_floating(op: str, device: torch.device, **tensors: Tensor | None) -> None:
@@ -168,9 +176,11 @@ def check_finite(op: str, *, time: int | None = None, **tensors: Tensor | None) 
             )
 
 
-def check_eigenvalues(where: str, eigenvalues: str) -> None:
-    """Refuse anything but the two ranges the paper compares."""
-    if eigenvalues not in EIGENVALUES:
+def check_eigenvalues(where: str, eigenvalues: str, ranges: tuple[str, ...] = EIGENVALUES) -> None:
+    """Refuse anything but these ranges: the two that the paper compares, unless a mixer has more."""
+    if eigenvalues not in ranges:
+        names = [f'"{name}"' for name in ranges]
         raise UserError(
-            f'{where}: eigenvalues is {eigenvalues!r}, expected "[0,1]" or "[-1,1]", quoted in a shell.'
+            f"{where}: eigenvalues is {eigenvalues!r}, expected {', '.join(names[:-1])} or {names[-1]}, quoted "
+            "in a shell."
         )

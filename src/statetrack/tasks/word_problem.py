@@ -84,6 +84,17 @@ class WordProblem(Task):
         drawn = torch.randint(len(allowed), (B, -(-T // k)), generator=generator, device=generator.device)
         return labelled_up_to(lengths, self.label(allowed[drawn], T))
 
+    def go_on(self, start: Tensor, batch: Batch, generator: Generator) -> Batch:
+        """The batch with one more element in the place of BOS, as what follows a product `start` (B,).
+
+        For one token per element: the labels are the products of everything from `start` on.
+        """
+        allowed = _allowed_on(self.group, self.inputs, generator.device)
+        first = torch.randint(len(allowed), (len(start), 1), generator=generator, device=generator.device)
+        elements = torch.cat([allowed[first], batch.inputs[:, 1:]], 1)
+        products = self._group.prefix_products(torch.cat([start[:, None], elements], 1))
+        return Batch(elements, products[:, 1:])
+
     def label(self, elements: Tensor, T: int) -> Batch:
         """The batch of T tokens whose elements are given, (B, ceil(T / k))."""
         k, B = self.tokens_per_element, elements.shape[0]

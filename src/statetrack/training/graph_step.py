@@ -20,6 +20,7 @@ from statetrack.ops.cross_entropy import cross_entropy
 from statetrack.spec import RunSpec
 from statetrack.tasks import IGNORE, Batch
 from statetrack.training.half_weights import HalfWeights
+from statetrack.training.initial_states import InitialStates
 from statetrack.training.next_tokens import NextTokens
 from statetrack.training.optimizer import learning_rate, learning_rates
 from statetrack.training.packing import Packer
@@ -66,6 +67,8 @@ class GraphStep:
         packs = packs and self.device.type == "cuda" and prefers_triton(state.loss_sum)
         self.packer = Packer(spec) if packs else None
         self.next_tokens = NextTokens(spec, state.model) if spec.task.labels == "next" else None
+        from_empty = spec.training.initial_states == "empty"
+        self.initial_states = None if from_empty else InitialStates(spec, state)
         self.uses_graphs = graphs and self.device.type == "cuda"
         # of its own: a graph cannot be captured on the default one, and runs that share a GPU overlap
         self.stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
@@ -125,8 +128,13 @@ class GraphStep:
         state.optimizer.zero_grad()  # before the forward pass, which then has that memory
         if self.half_weights is not None:
             self.half_weights.zero_grad()
-        loss = self._loss(*self._arguments(batch))
+        states = None
+        if self.initial_states is not None:
+            batch, states = self.initial_states.begin(batch)
+        loss, states = self._loss(*self._arguments(batch, states))
         loss.backward()
+        if self.initial_states is not None:
+            self.initial_states.end(batch, states)
         self.rate.copy_(self.rates.index_select(0, self.count).squeeze())
         if update is not None:
             update.launch()
@@ -143,21 +151,33 @@ class GraphStep:
             return
         from statetrack.ops.triton_runtime.compile_ahead import compile_ahead
 
-        arguments = self._arguments(batch)
+        states = None if self.initial_states is None else self.initial_states.empty
+        arguments = self._arguments(batch, states)
         copies = {} if self.half_weights is None else self.half_weights.of
         weights = [copies.get(p, p) for p in self.state.model.parameters() if p.requires_grad]
-        compile_ahead(lambda: torch.autograd.grad(self._loss(*arguments), weights, allow_unused=True))
+        compile_ahead(lambda: torch.autograd.grad(self._loss(*arguments)[0], weights, allow_unused=True))
 
-    def _loss(self, inputs: Tensor, options: dict[str, Any], targets: Tensor) -> Tensor:
-        model = self.half_weights or self.state.model
+    def _loss(self, inputs: Tensor, options: dict[str, Any], targets: Tensor) -> tuple[Tensor, list[Any]]:
+        """The loss, and the states in which the sequences end."""
+        model, training = self.half_weights or self.state.model, self.spec.training
         with autocast(self.spec, self.device):
-            result, _ = model(inputs, **options)
+            result, states = model(inputs, **options)
         if self.next_tokens is not None:  # the sum of losses
-            return result / (targets != IGNORE).sum().clamp(min=1)
-        return cross_entropy(result, targets, IGNORE)
+            return result / (targets != IGNORE).sum().clamp(min=1), states
+        loss = cross_entropy(
+            result, targets, IGNORE, centred=training.centred_gradient, z_loss=training.z_loss
+        )
+        return loss, states
 
-    def _arguments(self, batch: Batch) -> tuple[Tensor, dict[str, Any], Tensor]:
-        """Tokens, the model's options, and the targets of the logits it then gives: those that count."""
+    def _arguments(
+        self, batch: Batch, states: list[Any] | None = None
+    ) -> tuple[Tensor, dict[str, Any], Tensor]:
+        """Tokens, the model's options, and the targets of the logits it then gives: those that count.
+
+        `states` are those that sequences start from, where these are not empty.
+        """
+        if states is not None:
+            return batch.inputs, {"state": states}, batch.targets
         if self.packer is not None:
             packed = self.packer(batch)
             return packed.tokens, {"at": packed.at, "packing": packed.packing}, packed.targets

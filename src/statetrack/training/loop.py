@@ -27,6 +27,7 @@ from statetrack.training.guard import Guard
 from statetrack.training.metrics_file import MetricsFile, read_metrics
 from statetrack.training.protocols import Parts, Step
 from statetrack.training.ranks import PARALLEL, Parallel, Ranks
+from statetrack.training.selection import Selection
 from statetrack.training.sharded_step import ShardedStep, shard
 from statetrack.training.source import source_of
 from statetrack.training.state import TrainingState, new_state
@@ -103,6 +104,14 @@ def check_options(spec: RunSpec, options: Options) -> torch.device:
             f"training: batch is {batch}, which {ranks} processes x {micros} micro-batches do not divide. "
             f"Choose a multiple of {ranks * micros}, or other numbers of them."
         )
+    alone = {"initial_states": "empty", "select": "last"}
+    for name, default in alone.items():
+        value = getattr(spec.training, name)
+        if value != default and (ranks > 1 or micros > 1):
+            raise UserError(
+                f"training: {name} is {value!r}, which is for one process without micro-batches. Start the "
+                f"run in one process, or use {default!r}."
+            )
     return device
 
 
@@ -144,6 +153,7 @@ def parts_of(spec: RunSpec, folder: Path, options: Options) -> Parts:
         steps=spec.training.steps,
         log_every=spec.training.log_every,
         eval_every=spec.evaluation.eval_every,
+        select=Selection(spec) if spec.training.select == "horizon" else None,
         meter=Meter(spec, device, ranks) if spec.task.labels == "next" else None,
     )
 
@@ -195,8 +205,9 @@ class _Log:
         state, steps, every = step.state, self.parts.steps, self.parts.eval_every
         last = state.step == steps
         evaluates = last or bool(every and state.step % every == 0)
+        selected = {} if self.parts.select is None else self.parts.select(state)
         if evaluates or state.step % self.parts.log_every == 0:
-            row = self._take_row(step)
+            row = self._take_row(step) | selected
             speed = {} if self.meter is None else self.meter.read(state.step)
             if evaluates:
                 self.guard.check_weights(state)

@@ -126,4 +126,6 @@ class Parts:
     steps: int
     log_every: int
     eval_every: int  # 0 for the last step only
+    # behind every step: keeps the weights that are to be the final ones, says so in a row
+    select: Callable[[TrainingState], dict[str, Any]] | None = None
     meter: Meter | None = None  # of a language model: rows have its gradient norm too

@@ -20,10 +20,10 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from statetrack.layers import Model
+from statetrack.ops.cross_entropy.reference import cross_entropy_reference
 from statetrack.spec import RunSpec
 from statetrack.tasks import IGNORE, Batch
 from statetrack.training.next_tokens import NextTokens
@@ -119,8 +119,8 @@ class ShardedStep:
             result, _ = self.model(inputs, **options)
         if self.next_tokens is not None:
             return result  # the sum already
-        logits = result.to(torch.promote_types(result.dtype, torch.float32))
-        return F.cross_entropy(logits.flatten(0, -2), targets.flatten(), ignore_index=IGNORE, reduction="sum")
+        options = self.spec.training.centred_gradient, self.spec.training.z_loss
+        return cross_entropy_reference(result, targets, IGNORE, *options, reduction="sum")
 
     def _summing_gradients(self, last: bool) -> AbstractContextManager:
         """Ranks exchange gradients in the last micro-batch's backward pass only."""

@@ -1,7 +1,7 @@
 """What changes while training, and how it begins."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -10,7 +10,9 @@ from torch import Generator, Tensor
 from statetrack.layers import Model
 from statetrack.spec import RunSpec
 from statetrack.training.initial import load_initial
+from statetrack.training.initial_states import carried_states
 from statetrack.training.optimizer import decayed_names, make_optimizer
+from statetrack.training.selection import selected_weights
 
 
 @dataclass
@@ -22,6 +24,8 @@ class TrainingState:
     generator: Generator  # of the training data
     loss_sum: Tensor  # over the steps since the last line of metrics
     step: int = 0
+    # what options of the spec add: states carried from batch to batch, the weights selected so far
+    kept: dict[str, Tensor] = field(default_factory=dict)
 
     @property
     def device(self) -> torch.device:
@@ -52,4 +56,5 @@ def new_state(
         # a stream of its own, so that data do not depend on how many numbers the initial weights took
         Generator(device).manual_seed(spec.seed * 2_654_435_761 % 2**63 + 1),
         torch.zeros((), device=device, dtype=torch.float64),
+        kept=carried_states(spec, model) | selected_weights(spec, model),
     )

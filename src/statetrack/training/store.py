@@ -23,6 +23,7 @@ from statetrack.training.initial import WEIGHTS
 from statetrack.training.ranks import Ranks
 from statetrack.training.state import TrainingState
 
+KEPT = "kept."  # before the names of `TrainingState.kept`
 KEEP = 2  # the newest, and the one before it in case the newest is damaged
 
 
@@ -159,6 +160,7 @@ def _tensors_of(state: TrainingState) -> dict[str, Tensor]:
     tensors = {f"model.{name}": p for name, p in state.model.state_dict().items()}
     for i, moments in state.optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer.{i}.{name}": value for name, value in moments.items()}
+    tensors |= {f"{KEPT}{name}": x for name, x in state.kept.items()}
     return tensors | {"generator": state.generator.get_state(), "loss_sum": state.loss_sum}
 
 
@@ -234,6 +236,7 @@ def _restore_parts(state: TrainingState, path: Path, step: int, ranks: Ranks) ->
     parameters = _parameters(state)
     moments: dict[int, dict[str, Tensor]] = {}
     places = weights | {"generator": state.generator.get_state(), "loss_sum": state.loss_sum}
+    places |= {f"{KEPT}{name}": x.clone() for name, x in state.kept.items()}
     for index, name, key in _moments_in(shapes):
         value = torch.zeros(()) if name == "step" else torch.zeros_like(parameters[index].detach())
         moments.setdefault(index, {})[name] = places[key] = value
@@ -268,4 +271,6 @@ def _set_rest(
     state.optimizer.load_state_dict({"state": moments, "param_groups": groups})
     state.generator.set_state(tensors["generator"])
     state.loss_sum.copy_(tensors["loss_sum"])
+    for name, x in state.kept.items():
+        x.copy_(tensors[f"{KEPT}{name}"])
     state.step = step

@@ -28,6 +28,7 @@ def convolved_delta_rule(
     V: int,
     *,
     beta_from_logits: float,
+    hard_beta: bool = False,
     householders: int = 1,
     silu: Sequence[bool] = (True, True, True),
     output_final_state: bool = False,
@@ -54,7 +55,8 @@ def convolved_delta_rule(
         {"triton": lambda: _triton_refuses(x, weights[0].shape[1], shapes)},
     )
     packing = cu_seqlens, max_seqlen
-    return run(x, list(weights), shapes, list(silu), beta_from_logits, output_final_state, *packing)
+    beta = beta_from_logits, hard_beta
+    return run(x, list(weights), shapes, list(silu), beta, output_final_state, *packing)
 
 
 __all__ = ["convolved_delta_rule"]

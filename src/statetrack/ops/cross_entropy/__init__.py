@@ -1,5 +1,7 @@
 """The training loss: mean cross-entropy over the positions that count."""
 
+import math
+
 from torch import Tensor
 
 from statetrack.errors import UserError
@@ -18,12 +20,25 @@ def _triton_refuses(logits: Tensor) -> str | None:
 
 
 def cross_entropy(
-    logits: Tensor, targets: Tensor, ignore_index: int = -100, *, backend: str = "auto"
+    logits: Tensor,
+    targets: Tensor,
+    ignore_index: int = -100,
+    *,
+    centred: bool = False,
+    z_loss: float = 0.0,
+    backend: str = "auto",
 ) -> Tensor:
-    """Mean of log(sum_c exp(logits_c)) - logits_target over positions whose target is not `ignore_index`.
+    """Mean of L - logits_target + z L^2 over positions whose target is not `ignore_index`.
+
+        L = log(sum_c exp(logits_c))        z = `z_loss`
 
     Shapes: logits (..., classes), targets (...), integers. Returns a scalar, in float32 for half-precision
     logits too; nan if no position counts.
+
+    - `centred` changes the rounding of the gradient only: that of the target's logit is minus the sum of the
+      others, so that they sum to zero. As softmax - 1 it would be 0 once the softmax rounds to 1, while the
+      others are not.
+    - `z_loss` keeps L near 0, and so the logits from growing together.
     """
     op = "cross_entropy"
     checks.check_floating(op, logits.device, logits=logits)
@@ -35,8 +50,10 @@ def cross_entropy(
             f"{op}: targets are {targets.dtype} on {targets.device}, "
             f"expected whole numbers on {logits.device}."
         )
+    if not (z_loss >= 0 and math.isfinite(z_loss)):
+        raise UserError(f"{op}: z_loss is {z_loss}, expected 0 (none) or more.")
     run = pick_backend(op, backend, logits.device, BACKENDS, {"triton": lambda: _triton_refuses(logits)})
-    return run(logits, targets, ignore_index)
+    return run(logits, targets, ignore_index, centred, float(z_loss))
 
 
 __all__ = ["cross_entropy"]

@@ -21,7 +21,7 @@ def delta_rule_native(
     options: DeltaRuleOptions,
 ) -> tuple[Tensor, Tensor]:
     """Same arguments and results as `delta_rule_reference`, in float32 whatever the inputs."""
-    beta = beta_values(beta, options.beta_from_logits)
+    beta = beta_values(beta, options.beta_from_logits, options.hard_beta)
     inputs = [
         x if x is None or x.dtype == torch.float32 else x.float() for x in (q, k, v, beta, g, initial_state)
     ]

@@ -5,12 +5,20 @@ from torch import Tensor
 
 from statetrack.errors import UserError
 from statetrack.ops import checks
-from statetrack.ops.backends import pick_backend
+from statetrack.ops.autograd import run_backend
+from statetrack.ops.backends import load, pick_backend
 
 # A backend is a function with the arguments of `gated_linear_attention_reference`.
 BACKENDS = {
     "reference": "statetrack.ops.gated_linear_attention.reference:gated_linear_attention_reference",
     "chunked": "statetrack.ops.gated_linear_attention.chunked:gated_linear_attention_chunked",
+    "native": "statetrack.ops.gated_linear_attention.native:gated_linear_attention_native",
+    "triton": "statetrack.ops.gated_linear_attention.triton.backend:gated_linear_attention_triton",
+}
+# Functions of q and v that give the reason why a backend cannot take them, or None.
+REFUSALS = {
+    "native": "statetrack.ops.gated_linear_attention.native:refuses",
+    "triton": "statetrack.ops.gated_linear_attention.triton.plan:refuses",
 }
 OP = "gated_linear_attention"
 ORDER = "Time comes before heads in this library."
@@ -45,17 +53,19 @@ def gated_linear_attention(
     - The gates are given in one of two ways. `a`: the number itself, in [-1, 1]; its gradient is exact
       everywhere, at a = 0 and across it, so pass this for gates like 2 s - 1. `g`: the logarithm of the size,
       at most 0, -inf allowed, with `sign` of the same shape holding -1, 0 or 1 (None: all 1); then
-      a = sign exp(g), and the gradient of g vanishes where a does.
+      a = sign exp(g), and the gradient of g vanishes where a does. Gates beyond 1 in size, with which the
+      state grows, are computed as the equation says.
     - `angle` (B, T, H, K/2): channel i turns with channel i + K/2, by this many radians. Gates per channel
       are then (B, T, H, K/2), one for both channels of a pair.
-    - `scale` multiplies the outputs; K^-1/2 by default.
+    - `scale` multiplies the outputs: any finite number, K^-1/2 by default.
     - `cu_seqlens` (N + 1 offsets, B = 1) packs N sequences into one row. `max_seqlen`, at least the longest,
       is checked only: no backend needs it.
-    - `backend`: "auto", "reference" or "chunked".
+    - `backend`: "auto", "reference", "chunked", "native" (CPU) or "triton" (GPU).
 
     The state carries no cumulated sign or angle: it is S itself, and a later call takes it as it is.
-    Arithmetic is float32 or better. Values are checked inside `statetrack.checked()` only. Derivation:
-    docs/gates.md.
+    Arithmetic is float32 or better. Values are checked inside `statetrack.checked()` only: it refuses gates
+    beyond 1 in size, and NaN or infinity. Outside it, NaN or infinity at step t leaves earlier outputs alone
+    on a CPU; on a GPU, other outputs of the same chunk may become NaN with it. Derivation: docs/gates.md.
 
     >>> q, k, v = torch.randn(3, 2, 16, 4, 32).unbind()              # B, T, H, K = 2, 16, 4, 32
     >>> a = 2 * torch.rand(2, 16, 4, 32) - 1                         # eigenvalues in [-1, 1]
@@ -64,14 +74,15 @@ def gated_linear_attention(
     (torch.Size([2, 16, 4, 32]), torch.Size([2, 4, 32, 32]))
     """
     _check(q, k, v, g, a, sign, angle, initial_state, cu_seqlens)
+    checks.check_scale(OP, scale)
     checks.check_offsets(OP, cu_seqlens, max_seqlen, q.shape[1])
     if checks.is_checked():
         _check_values(q, k, v, g, a, sign, angle, initial_state)
-    run = pick_backend(OP, backend, q.device, BACKENDS)
+    refusals = {name: lambda target=target: load(target)(q, v) for name, target in REFUSALS.items()}
+    run = pick_backend(OP, backend, q.device, BACKENDS, refusals)
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
-    # Autocast would run the products inside in half precision.
-    with torch.autocast(q.device.type, enabled=False):
-        o, state = run(q, k, v, _gate(g, a, sign), angle, initial_state, cu_seqlens, scale)
+    gates = (g, a, sign) if getattr(run, "separate_gates", False) else (_gate(g, a, sign),)
+    o, state = run_backend(OP, run, q.device, q, k, v, *gates, angle, initial_state, cu_seqlens, scale)
     return o.to(v.dtype), state if output_final_state else None
 
 

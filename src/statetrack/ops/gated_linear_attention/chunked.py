@@ -19,7 +19,9 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from statetrack.ops.autograd import first_derivative_only
+from statetrack.ops.checks import can_look
 from statetrack.ops.delta_rule.layout import DenseLayout, PackedLayout
+from statetrack.ops.gated_linear_attention.reference import gated_linear_attention_reference
 from statetrack.ops.gated_linear_attention.rotation import (
     both_of_pair,
     cumulated_angles,
@@ -43,7 +45,20 @@ def gated_linear_attention_chunked(
     cu_seqlens: Tensor | None,
     scale: float,
 ) -> tuple[Tensor, Tensor]:
-    """Same arguments and results as `gated_linear_attention_reference`."""
+    """Same arguments and results as `gated_linear_attention_reference`.
+
+    A NaN or infinity of step t would make all outputs of its chunk NaN, since the zeros above the diagonal of
+    A meet it. Where numbers can be looked at for free, on a CPU, such a call is repeated step by step, and
+    outputs before t are as if it were not there.
+    """
+    o, state = _in_chunks(q, k, v, a, angle, initial_state, cu_seqlens, scale)
+    # a bad k, v or gate stays in the state
+    if can_look(o) and not bool(state.detach().sum().isfinite()):
+        return gated_linear_attention_reference(q, k, v, a, angle, initial_state, cu_seqlens, scale)
+    return o, state
+
+
+def _in_chunks(q, k, v, a, angle, initial_state, cu_seqlens, scale) -> tuple[Tensor, Tensor]:
     dtype = torch.promote_types(q.dtype, torch.float32)
     q, k, v, a = (x.to(dtype) for x in (q, k, v, a))
     (B, T, H, K), V = q.shape, v.shape[-1]

@@ -2,7 +2,7 @@
 
     library.cpp        what Python calls; picks the instruction set and the threads
     kernels.cpp        compiled once per instruction set, from the headers
-    scan*.h, delta*.h  the recurrences; vector.h and product.h, what they are made of
+    scan*.h, delta*.h, gated*.h    the recurrences; vector.h, product.h and rows.h, what they are made of
 
 No header of Python or PyTorch is needed: tensors come as addresses and strides, so one build serves every
 version of both. `library.py` loads it, or knows why it is not there.

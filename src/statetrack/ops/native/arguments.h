@@ -37,3 +37,18 @@ struct Delta {
     const float* dfinal_state;
     float *dq, *dk, *dv, *dbeta, *dg, *dinitial_state;
 };
+
+struct Gated {
+    int64_t sequences, T, H, K, V;
+    int64_t per_channel;   // a is (batch, time, heads, K), else (batch, time, heads)
+    int64_t chunk, group;  // tokens per chunk; chunks per saved state. T is the length of the row when packed
+    int64_t threads;
+    double scale;
+    Tensor3 q, k, v, a, dout;    // (batch, time, heads), the width contiguous
+    const int64_t* cu_seqlens;   // offsets of packed sequences, or null
+    const float* initial_state;  // (sequences, H, K, V)
+    float *out, *final_state;
+    float* states;  // saved: the state entering every group of chunks, padded
+    const float* dfinal_state;
+    float *dq, *dk, *dv, *da, *dinitial_state;
+};

@@ -31,13 +31,6 @@ struct Backward {
     float *crossing;                               // only with a gate: sums over i of dP o P + dA o A, [rows]
 };
 
-// Rows x [rows][width] and their transpose out [width][ld].
-void transpose_rows(float* x, int64_t rows, int64_t width, float* out, int64_t ld) {
-    const int64_t padded = round_up(rows, W);
-    if (rows < padded) memset(x + rows * width, 0, (padded - rows) * width * sizeof(float));
-    transpose(x, width, out, ld, padded, width);
-}
-
 // Multiply a row of dP or dA, from dP o (e^.. K K^T) to (dP o e^..) o K K^T, and add its terms to `crossing`.
 INLINE void decay_gradient(float* gradient, const float* value, const float* decay, float* crossing,
                            int64_t columns) {

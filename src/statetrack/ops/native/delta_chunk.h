@@ -9,6 +9,7 @@
 
 #include "arguments.h"
 #include "product.h"
+#include "rows.h"
 #include "threads.h"
 
 namespace {
@@ -48,15 +49,6 @@ struct Sequence {
 
     int64_t tokens(int64_t chunk) const { return min(size, length - chunk * size); }
 };
-
-// Prefetch a row: rows of one head lie far apart, so the hardware prefetcher does not see them coming.
-INLINE void prefetch(const float* row, int64_t numbers) {
-    for (int64_t i = 0; i < numbers; i += 16) __builtin_prefetch(row + i);
-}
-
-INLINE const float* at(const Tensor3& x, int64_t batch, int64_t t, int64_t h) {
-    return x.data + batch * x.s0 + t * x.s1 + h * x.s2;
-}
 
 struct Chunk {
     const Delta& d;
@@ -202,12 +194,6 @@ struct Chunk {
             store(products + j, e * load(products + j));
         }
     }
-};
-
-// Scratch memory, allocated from one block; every allocation is a multiple of 16 floats.
-struct Arena {
-    float* next;
-    float* operator()(int64_t numbers) { return (next += numbers) - numbers; }
 };
 
 }  // namespace

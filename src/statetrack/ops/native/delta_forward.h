@@ -10,29 +10,6 @@
 
 namespace {
 
-// A state (K, V) with padded rows: from x, or zero where x is null.
-void read_state(const Delta& d, const float* x, float* S, int64_t K, int64_t V) {
-    memset(S, 0, K * V * sizeof(float));
-    if (x)
-        for (int64_t i = 0; i < d.K; i++) copy_row(S + i * V, x + i * d.V, d.V, V);
-}
-
-void write_state(const Delta& d, const float* S, float* x, int64_t V) {
-    for (int64_t i = 0; i < d.K; i++) write_row(x + i * d.V, S + i * V, d.V);
-}
-
-void scale_all(float* x, int64_t numbers, float factor) {
-    if (factor != 1.0f)
-        for (int64_t i = 0; i < numbers; i += W) store(x + i, factor * load(x + i));
-}
-
-// Whether neither NaN nor infinity is among the numbers: zero times either is NaN.
-bool all_finite(const float* x, int64_t numbers) {
-    vec zeros = (vec){};
-    for (int64_t i = 0; i < numbers; i += W) zeros += 0.0f * load(x + i);
-    return sum(zeros) == 0.0f;
-}
-
 // O = A U with no product of the zeros above the diagonal of A: times NaN they would make earlier rows NaN.
 __attribute__((noinline, cold)) void causal_product(const Chunk& c, const float* U, float* O) {
     for (int64_t i = 0; i < c.tokens; i++)

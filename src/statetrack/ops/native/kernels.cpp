@@ -1,6 +1,8 @@
 // Compiled once per instruction set; SET is its name.
 #include "delta_backward.h"
 #include "delta_forward.h"
+#include "gated_backward.h"
+#include "gated_forward.h"
 #include "scan.h"
 #include "scan_backward.h"
 
@@ -26,5 +28,13 @@ void NAMED(delta_forward, SET)(const Delta* d) {
 
 void NAMED(delta_backward, SET)(const Delta* d) {
     run_items(delta_backward_item, (void*)d, d->sequences * d->H, d->threads);
+}
+
+void NAMED(gated_forward, SET)(const Gated* d) {
+    run_items(gated_forward_item, (void*)d, d->sequences * d->H, d->threads);
+}
+
+void NAMED(gated_backward, SET)(const Gated* d) {
+    run_items(gated_backward_item, (void*)d, d->sequences * d->H, d->threads);
 }
 }

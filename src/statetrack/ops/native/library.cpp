@@ -84,6 +84,8 @@ float* scratch(size_t numbers) {
     void scan_backward_##set(const Scan*);  \
     void delta_forward_##set(const Delta*); \
     void delta_backward_##set(const Delta*); \
+    void gated_forward_##set(const Gated*); \
+    void gated_backward_##set(const Gated*); \
     }
 
 KERNELS(portable)
@@ -100,9 +102,13 @@ struct Kernels {
     void (*scan_backward)(const Scan*);
     void (*delta_forward)(const Delta*);
     void (*delta_backward)(const Delta*);
+    void (*gated_forward)(const Gated*);
+    void (*gated_backward)(const Gated*);
 };
 
-#define ROW(set) {#set, scan_forward_##set, scan_backward_##set, delta_forward_##set, delta_backward_##set}
+#define ROW(set)                                                                                      \
+    {#set, scan_forward_##set, scan_backward_##set, delta_forward_##set, delta_backward_##set,        \
+     gated_forward_##set, gated_backward_##set}
 
 const Kernels all_kernels[] = {
 #ifdef HAS_AVX
@@ -148,10 +154,14 @@ void statetrack_large_pages(int64_t address, int64_t bytes) {
 #endif
 }
 
-int64_t statetrack_arguments(int64_t which) { return which ? sizeof(Delta) : sizeof(Scan); }
+int64_t statetrack_arguments(int64_t which) {
+    return which == 0 ? sizeof(Scan) : which == 1 ? sizeof(Delta) : sizeof(Gated);
+}
 
 void statetrack_scan_forward(const Scan* arguments) { chosen->scan_forward(arguments); }
 void statetrack_scan_backward(const Scan* arguments) { chosen->scan_backward(arguments); }
 void statetrack_delta_forward(const Delta* arguments) { chosen->delta_forward(arguments); }
 void statetrack_delta_backward(const Delta* arguments) { chosen->delta_backward(arguments); }
+void statetrack_gated_forward(const Gated* arguments) { chosen->gated_forward(arguments); }
+void statetrack_gated_backward(const Gated* arguments) { chosen->gated_backward(arguments); }
 }

@@ -33,7 +33,7 @@ def convolved_delta_rule_triton(
     weights: list[Tensor],
     shapes: Shapes,
     silu: list[bool],
-    beta_from_logits: float,
+    beta: tuple[float, bool],
     output_final_state: bool,
     cu_seqlens: Tensor | None,
     max_seqlen: int | None,
@@ -41,11 +41,9 @@ def convolved_delta_rule_triton(
     """Same arguments and results as `convolved_delta_rule_reference`."""
     if not needs_gradient((x, *weights)):
         packing = cu_seqlens, max_seqlen
-        return convolved_delta_rule_reference(
-            x, weights, shapes, silu, beta_from_logits, output_final_state, *packing
-        )
+        return convolved_delta_rule_reference(x, weights, shapes, silu, beta, output_final_state, *packing)
     options = DeltaRuleOptions(
-        shapes.K**-0.5, shapes.householders, True, beta_from_logits, max_seqlen, output_final_state
+        shapes.K**-0.5, shapes.householders, True, beta[0], max_seqlen, output_final_state, beta[1]
     )
     return _ConvolvedDeltaRule.apply(x, cu_seqlens, Call(shapes, silu, options), *weights)
 

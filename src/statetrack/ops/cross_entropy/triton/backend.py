@@ -20,13 +20,15 @@ TILE = 1024  # logits of a program
 BLOCK = 1024  # sums added at once
 
 
-def cross_entropy_triton(logits: Tensor, targets: Tensor, ignore_index: int) -> Tensor:
+def cross_entropy_triton(
+    logits: Tensor, targets: Tensor, ignore_index: int, centred: bool = False, z_loss: float = 0.0
+) -> Tensor:
     """Same arguments and result as `cross_entropy_reference`."""
     logits = logits.flatten(0, -2)
     if logits.stride(1) != 1:
         logits = logits.contiguous()
     targets = targets.flatten().contiguous()
-    return torch.ops.statetrack.cross_entropy(logits, targets, ignore_index)[0]
+    return torch.ops.statetrack.cross_entropy(logits, targets, ignore_index, centred, z_loss)[0]
 
 
 def refuses(logits: Tensor) -> str | None:
@@ -51,7 +53,9 @@ def _readable(logits: Tensor) -> int:
     return stride if stride >= logits.shape[1] and rows * stride <= held else logits.shape[1]
 
 
-def _forward(logits: Tensor, targets: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
+def _forward(
+    logits: Tensor, targets: Tensor, ignore_index: int, centred: bool, z_loss: float
+) -> tuple[Tensor, Tensor]:
     """The loss, and how many rows count."""
     (rows, N), device = logits.shape, logits.device
     constant = constants(N, _readable(logits))
@@ -59,41 +63,50 @@ def _forward(logits: Tensor, targets: Tensor, ignore_index: int) -> tuple[Tensor
     sums = torch.empty(programs, dtype=torch.float32, device=device)
     counted = torch.empty(programs, dtype=torch.int32, device=device)
     launch(cross_entropy_kernel, (programs,))(
-        logits, targets, sums, counted, rows, logits.stride(0), ignore_index, **constant
+        logits, targets, sums, counted, rows, logits.stride(0), ignore_index, Z_LOSS=z_loss, **constant
     )
-    loss, count = _empty_outputs(logits, targets, ignore_index)
+    loss, count = _empty_outputs(logits, targets, ignore_index, centred, z_loss)
     mean_constants: dict[str, Any] = {"BLOCK": BLOCK, "num_warps": 4}
     launch(mean_kernel, (1,))(sums, counted, loss, count, programs, **mean_constants)
     return loss, count
 
 
-def _empty_outputs(logits, targets, ignore_index):
+def _empty_outputs(logits, targets, ignore_index, centred, z_loss):
     """Uninitialised loss and number of rows that count."""
     loss = torch.empty((), dtype=torch.float32, device=logits.device)
     return loss, torch.empty((), dtype=torch.int32, device=logits.device)
 
 
-def _backward(logits: Tensor, targets: Tensor, count: Tensor, dloss: Tensor, ignore_index: int) -> Tensor:
+def _backward(
+    logits: Tensor,
+    targets: Tensor,
+    count: Tensor,
+    dloss: Tensor,
+    ignore_index: int,
+    centred: bool,
+    z_loss: float,
+) -> Tensor:
     rows, N = logits.shape
     dlogits = torch.empty(rows, N, dtype=logits.dtype, device=logits.device)
-    constant = constants(N, _readable(logits))
+    constant = constants(N, _readable(logits)) | {"CENTRED": centred, "Z_LOSS": z_loss}
     launch(cross_entropy_backward_kernel, (-(-rows // constant["ROWS"]),))(
         logits, targets, count, dloss, dlogits, rows, logits.stride(0), ignore_index, **constant
     )
     return dlogits
 
 
-def _backward_fake(logits, targets, count, dloss, ignore_index):
+def _backward_fake(logits, targets, count, dloss, ignore_index, centred, z_loss):
     return torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
 
 
+_OPTIONS = "int ignore_index, bool centred, float z_loss"
 register_op(
-    "cross_entropy(Tensor logits, Tensor targets, int ignore_index) -> (Tensor, Tensor)",
+    f"cross_entropy(Tensor logits, Tensor targets, {_OPTIONS}) -> (Tensor, Tensor)",
     _forward,
     _empty_outputs,
 )
 register_op(
-    "cross_entropy_backward(Tensor logits, Tensor targets, Tensor count, Tensor dloss, int ignore_index) "
+    f"cross_entropy_backward(Tensor logits, Tensor targets, Tensor count, Tensor dloss, {_OPTIONS}) "
     "-> Tensor",
     _backward,
     _backward_fake,
@@ -101,7 +114,7 @@ register_op(
 
 
 def _setup_context(ctx, inputs, output):
-    logits, targets, ctx.ignore_index = inputs
+    logits, targets, *ctx.options = inputs
     ctx.save_for_backward(logits, targets, output[1])
     ctx.mark_non_differentiable(output[1])
 
@@ -110,7 +123,7 @@ def _setup_context(ctx, inputs, output):
 def _gradients(ctx, dloss, _):
     logits, targets, count = ctx.saved_tensors
     backward = torch.ops.statetrack.cross_entropy_backward
-    return backward(logits, targets, count, dloss, ctx.ignore_index), None, None
+    return backward(logits, targets, count, dloss, *ctx.options), None, None, None, None
 
 
 torch.library.register_autograd("statetrack::cross_entropy", _gradients, setup_context=_setup_context)

@@ -1,7 +1,9 @@
 """Cross-entropy: sums per program, their mean over rows that count, and the gradient.
 
-    loss = mean over rows with target != ignore_index of log(sum_c exp(x_c)) - x_target
-    dx_c = (softmax(x)_c - [c = target]) dloss / count
+    loss = mean over rows with target != ignore_index of L - x_target + z L^2,    L = log(sum_c exp(x_c))
+    dx_c = (softmax(x)_c (1 + 2 z L) - [c = target]) dloss / count
+
+CENTRED: without the term of z, dx_target is minus the sum of the others as they are rounded to be stored.
 
 Grid: one program per ROWS whole rows of N classes; the mean is one program. Registers: a tile (ROWS, BN), N
 padded to a power of two. `stride` is the distance between rows of logits; READ values of a row may be read,
@@ -27,7 +29,7 @@ def _load_rows(logits, targets, row, rows, stride, ignore_index, n, N: tl.conste
 @triton.jit
 def cross_entropy_kernel(
     logits, targets, sums, counted, rows, stride, ignore_index,
-    N: tl.constexpr, READ: tl.constexpr, BN: tl.constexpr, ROWS: tl.constexpr,
+    N: tl.constexpr, READ: tl.constexpr, BN: tl.constexpr, ROWS: tl.constexpr, Z_LOSS: tl.constexpr,
 ):  # fmt: skip
     """The sum of a program's losses and the number of rows that count."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
@@ -35,6 +37,8 @@ def cross_entropy_kernel(
     x, target, counts, log_sum = _load_rows(logits, targets, row, rows, stride, ignore_index, n, N, READ)
     hit = n[None, :] == target[:, None]
     loss = log_sum - tl.sum(tl.where(hit, x, 0.0), axis=1)
+    if Z_LOSS > 0:
+        loss += Z_LOSS * log_sum * log_sum
     # a target that is no class must not go unnoticed
     loss = tl.where((target >= 0) & (target < N), loss, float("nan"))
     tl.store(sums + tl.program_id(0), tl.sum(tl.where(counts, loss, 0.0), axis=0))
@@ -61,14 +65,22 @@ def mean_kernel(sums, counted, loss, count, programs, BLOCK: tl.constexpr):
 def cross_entropy_backward_kernel(
     logits, targets, count, dloss, dlogits, rows, stride, ignore_index,
     N: tl.constexpr, READ: tl.constexpr, BN: tl.constexpr, ROWS: tl.constexpr,
+    CENTRED: tl.constexpr, Z_LOSS: tl.constexpr,
 ):  # fmt: skip
-    """(softmax - one-hot) dloss / count, zero in rows that do not count."""
+    """The gradient of the logits, zero in rows that do not count."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     n = tl.arange(0, BN)
     x, target, counts, log_sum = _load_rows(logits, targets, row, rows, stride, ignore_index, n, N, READ)
     scale = tl.load(dloss).to(tl.float32) / tl.maximum(tl.load(count), 1).to(tl.float32)
     hit = n[None, :] == target[:, None]
-    dx = (tl.exp(x - log_sum[:, None]) - tl.where(hit, 1.0, 0.0)) * scale
+    softmax = tl.exp(x - log_sum[:, None])
+    if CENTRED:
+        dx = tl.where(hit, 0.0, softmax * scale).to(dlogits.dtype.element_ty).to(tl.float32)
+        dx = tl.where(hit, -tl.sum(dx, axis=1)[:, None], dx)
+    else:
+        dx = (softmax - tl.where(hit, 1.0, 0.0)) * scale
+    if Z_LOSS > 0:
+        dx += 2.0 * Z_LOSS * scale * log_sum[:, None] * softmax
     dx = tl.where(counts[:, None], dx, 0.0)
     inside = (row < rows)[:, None] & (n < N)[None, :]
     tl.store(dlogits + row[:, None] * N + n[None, :], dx.to(dlogits.dtype.element_ty), mask=inside)

@@ -36,6 +36,7 @@ from statetrack.ops.delta_rule.triton.tiles import (
     load_decay,
     load_inverse,
     load_tile,
+    relative_slope,
     row_tokens,
     squared_norm,
     store_tile,
@@ -85,6 +86,7 @@ def sweep_backward_kernel(
     first_chunk, T, H,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr,
     HOUSEHOLDERS: tl.constexpr, GATED: tl.constexpr, PACKED: tl.constexpr, BETA_FROM_LOGITS: tl.constexpr,
+    HARD_BETA: tl.constexpr,
     HAS_DFINAL_STATE: tl.constexpr, HAS_INITIAL_STATE: tl.constexpr, PREPARED: tl.constexpr,
     BF16: tl.constexpr, OUT: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -111,8 +113,9 @@ def sweep_backward_kernel(
         k_c = load_tile(k, row * (H * K), ik, valid, K, BK, BF16)
         inverse_high, inverse_low = load_inverse(inverse + slot * C * C, i, j, C, BF16)
         b, k_in, k_out, G, G_C = row_factors(
-            beta, g, inverse_norms, slot, row, valid, token, H, C, HOUSEHOLDERS, GATED, BETA_FROM_LOGITS
-        )
+            beta, g, inverse_norms, slot, row, valid, token, H, C, HOUSEHOLDERS, GATED, BETA_FROM_LOGITS,
+            HARD_BETA,
+        )  # fmt: skip
         dU = k_out[None, :] * dot_state(D, tl.trans(k_c), None, BF16)
         if PREPARED:  # loaded from where Z and D are stored below
             dU += tl.trans(load_tile(dv, row * (H * V), iv, valid, V, BV, False))
@@ -149,7 +152,8 @@ def gradients_kernel(
     T, H,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr,
     HOUSEHOLDERS: tl.constexpr, GATED: tl.constexpr, PACKED: tl.constexpr, L2NORM: tl.constexpr,
-    BETA_FROM_LOGITS: tl.constexpr, BF16: tl.constexpr, OUT: tl.constexpr, STAGES: tl.constexpr,
+    BETA_FROM_LOGITS: tl.constexpr, HARD_BETA: tl.constexpr, BF16: tl.constexpr, OUT: tl.constexpr,
+    STAGES: tl.constexpr,
     COMPUTE_DQ: tl.constexpr, COMPUTE_DK: tl.constexpr,
 ):  # fmt: skip
     """dq, dk, dbeta and dg of a chunk.
@@ -175,7 +179,7 @@ def gradients_kernel(
     dout += (first // HOUSEHOLDERS * H + h) * V
     states += slot * K * V
     dstates += slot * K * V
-    b = load_beta(beta + first * H + h, ic * H, valid, BETA_FROM_LOGITS)
+    b = load_beta(beta + first * H + h, ic * H, valid, BETA_FROM_LOGITS, HARD_BETA)
     r_k = tl.load(inverse_norms + slot * 2 * C + ic)
     s = tl.load(inverse_norms + slot * 2 * C + C + ic)  # scale / ||q||
     if GATED:
@@ -212,7 +216,10 @@ def gradients_kernel(
         elif COMPUTE_DK:
             dk_c = dot_out(minus_U, D, dk_c, BF16, OUT)
     if COMPUTE_DK:
-        db = db * (1.0 - b / BETA_FROM_LOGITS) if BETA_FROM_LOGITS is not None else db / b
+        if BETA_FROM_LOGITS is not None:
+            db *= relative_slope(b, BETA_FROM_LOGITS, HARD_BETA)
+        else:
+            db = db / b
         tl.store(dbeta + (first + ic) * H + h, db.to(dbeta.dtype.element_ty), mask=valid)
     dA, dP = tl.where(i >= j, -dA, 0.0), tl.where(i > j, dP, 0.0)
     dA_saved += slot * C * C + i * C + j
@@ -224,23 +231,22 @@ def gradients_kernel(
     k_c = load_tile(k, ic * (H * K), ik, valid, K, BK, BF16)
     q_c = load_tile(q, token * (H * K), ik, read, K, BK, BF16)
     if GATED:
-        # a product that carries e^(G_i - G_j) adds (value x gradient) to dG_i and subtracts it from dG_j
+        # a product that carries e^(G_i - G_j) adds (value x gradient) to dg_t for i >= t > j; no differences of
+        # larger sums, which would lose the digits of dg where a gate is small
         KK = tl.dot(k_c, tl.trans(k_c)) if BF16 else dot_input(k_c, tl.trans(k_c), None, False)
-        moved_k = dP * decay * KK * r_k[:, None] * r_k[None, :]
-        moved_q = dA * tl.load(A + slot * C * C + i * C + j).to(tl.float32)
-        dG = tl.sum(moved_k, axis=1) - tl.sum(moved_k, axis=0)
-        dG += tl.sum(moved_q, axis=1) - tl.sum(moved_q, axis=0)
+        moved = dP * decay * KK * r_k[:, None] * r_k[None, :]
+        moved += dA * tl.load(A + slot * C * C + i * C + j).to(tl.float32)
+        from_here = tl.where(i <= j, 1.0, 0.0)
+        between = dot_input(from_here.to(tl.bfloat16) if BF16 else from_here, moved, None, BF16)
         dP, dA = dP * decay, dA * decay
         dq_c *= tl.exp(G)[:, None]
         dk_c *= tl.exp(G)[:, None]
         dk_out *= tl.exp(G_C - G)[:, None]
-        moved_out = -tl.sum(dk_out * k_c.to(tl.float32), axis=1) * r_k
-        dG += tl.sum(dq_c * q_c.to(tl.float32), axis=1) * s - moved_out
-        dG -= tl.sum(dk_c * k_c.to(tl.float32), axis=1) * r_k
-        total = tl.sum(moved_out, axis=0) + tl.exp(G_C) * SD
-        # dg is the reversed running sum of dG: g_t is part of every later G of the chunk, and of the
-        # state's decay
-        dg_c = tl.sum(dG, axis=0) - tl.cumsum(dG, axis=0) + dG + total
+        entering = tl.sum(dq_c * q_c.to(tl.float32), axis=1) * s
+        entering -= tl.sum(dk_c * k_c.to(tl.float32), axis=1) * r_k
+        leaving = -tl.sum(dk_out * k_c.to(tl.float32), axis=1) * r_k
+        dg_c = tl.sum(tl.where(i > j, between + leaving[None, :], entering[None, :]), axis=1)
+        dg_c += tl.exp(G_C) * SD
         at = (first // HOUSEHOLDERS + token) * H + h
         tl.store(dg + at, dg_c.to(dg.dtype.element_ty), mask=valid & (step % HOUSEHOLDERS == 0))
         dk_c += dk_out

@@ -55,7 +55,7 @@ from statetrack.ops.delta_rule.triton.tiles import (
 def prepare_kernel(
     q, k, beta, g, inverse, A, inverse_norms, chunk_table, T, H, scale,
     K: tl.constexpr, BK: tl.constexpr, C: tl.constexpr, HOUSEHOLDERS: tl.constexpr, GATED: tl.constexpr,
-    PACKED: tl.constexpr, L2NORM: tl.constexpr, BETA_FROM_LOGITS: tl.constexpr,
+    PACKED: tl.constexpr, L2NORM: tl.constexpr, BETA_FROM_LOGITS: tl.constexpr, HARD_BETA: tl.constexpr,
     BF16: tl.constexpr, OUT: tl.constexpr,
 ):  # fmt: skip
     chunk, h = tl.program_id(0), tl.program_id(1)
@@ -83,7 +83,7 @@ def prepare_kernel(
         kk += squared_norm(k_c)
         qq += squared_norm(q_c)
     r_k, r_q = inverse_norm(kk, L2NORM), inverse_norm(qq, L2NORM)
-    b = load_beta(beta + first * H + h, ic * H, valid, BETA_FROM_LOGITS)
+    b = load_beta(beta + first * H + h, ic * H, valid, BETA_FROM_LOGITS, HARD_BETA)
     N = KK * r_k[:, None] * (r_k * b)[None, :]
     QK = QK * (scale * r_q)[:, None] * r_k[None, :]
     if GATED:
@@ -105,6 +105,7 @@ def sweep_kernel(
     first_chunk, T, H,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr,
     HOUSEHOLDERS: tl.constexpr, GATED: tl.constexpr, PACKED: tl.constexpr, BETA_FROM_LOGITS: tl.constexpr,
+    HARD_BETA: tl.constexpr,
     HAS_INITIAL_STATE: tl.constexpr, SAVE_STATES: tl.constexpr, OUTPUT_FINAL_STATE: tl.constexpr,
     WRITE_OUTPUTS: tl.constexpr, BF16: tl.constexpr, OUT: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -132,8 +133,9 @@ def sweep_kernel(
         v_c = load_tile(v, row * (H * V), iv, valid, V, BV, BF16)
         inverse_high, inverse_low = load_inverse(inverse + slot * C * C, i, j, C, BF16)
         b, k_in, k_out, G, G_C = row_factors(
-            beta, g, inverse_norms, slot, row, valid, token, H, C, HOUSEHOLDERS, GATED, BETA_FROM_LOGITS
-        )
+            beta, g, inverse_norms, slot, row, valid, token, H, C, HOUSEHOLDERS, GATED, BETA_FROM_LOGITS,
+            HARD_BETA,
+        )  # fmt: skip
         if SAVE_STATES:
             cell = slot * K * V + iv[:, None] * K + ik[None, :]
             tl.store(states + cell, S.to(states.dtype.element_ty), mask=inside)
@@ -167,6 +169,7 @@ def outputs_kernel(
     q, beta, g, A, inverse_norms, E, states, out, chunk_table, T, H,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr,
     HOUSEHOLDERS: tl.constexpr, GATED: tl.constexpr, PACKED: tl.constexpr, BETA_FROM_LOGITS: tl.constexpr,
+    HARD_BETA: tl.constexpr,
     BF16: tl.constexpr, OUT: tl.constexpr,
 ):  # fmt: skip
     chunk, h = tl.program_id(0), tl.program_id(1)
@@ -180,7 +183,7 @@ def outputs_kernel(
     slot = (chunk * H + h).to(tl.int64)
     E += (first * H + h) * V
     out += (first // HOUSEHOLDERS * H + h) * V
-    b = load_beta(beta + first * H + h, ic * H, valid, BETA_FROM_LOGITS)
+    b = load_beta(beta + first * H + h, ic * H, valid, BETA_FROM_LOGITS, HARD_BETA)
     q_in = tl.load(inverse_norms + slot * 2 * C + C + ic)
     if GATED:
         G, _ = load_decay(g + first // HOUSEHOLDERS * H + h, token * H, valid & (step % HOUSEHOLDERS == 0))

@@ -55,7 +55,7 @@ def _pair(sequence, pair, chunks, h, H, C: tl.constexpr):
 def join_pairs_kernel(
     k, beta, g, inverse, inverse_norms, corner, T, H,
     K: tl.constexpr, BK: tl.constexpr, C: tl.constexpr, HOUSEHOLDERS: tl.constexpr, GATED: tl.constexpr,
-    BETA_FROM_LOGITS: tl.constexpr, BF16: tl.constexpr,
+    BETA_FROM_LOGITS: tl.constexpr, HARD_BETA: tl.constexpr, BF16: tl.constexpr,
 ):  # fmt: skip
     chunks = tl.cdiv(T * HOUSEHOLDERS, C)
     pairs = tl.cdiv(chunks, 2)
@@ -72,11 +72,13 @@ def join_pairs_kernel(
     valid_1, token_1, _ = row_tokens(row_1, row_1, rows, HOUSEHOLDERS)
     valid_2, token_2, _ = row_tokens(row_2, row_2, rows, HOUSEHOLDERS)
     b, _, k_out, _, _ = row_factors(
-        beta, g, inverse_norms, slot_1, row_1, valid_1, token_1, H, C, HOUSEHOLDERS, GATED, BETA_FROM_LOGITS
-    )
+        beta, g, inverse_norms, slot_1, row_1, valid_1, token_1, H, C, HOUSEHOLDERS, GATED, BETA_FROM_LOGITS,
+        HARD_BETA,
+    )  # fmt: skip
     _, k_in, _, _, _ = row_factors(
-        beta, g, inverse_norms, slot_2, row_2, valid_2, token_2, H, C, HOUSEHOLDERS, GATED, BETA_FROM_LOGITS
-    )
+        beta, g, inverse_norms, slot_2, row_2, valid_2, token_2, H, C, HOUSEHOLDERS, GATED, BETA_FROM_LOGITS,
+        HARD_BETA,
+    )  # fmt: skip
     N = tl.zeros((C, C), tl.float32)
     for slice in tl.static_range(0, (K + BK - 1) // BK):
         column = slice * BK + ik
@@ -104,7 +106,8 @@ def join_pairs_kernel(
 def sweep_pairs_kernel(
     k, v, beta, g, initial_state, inverse, corner, inverse_norms, E, states, final_state, T, H,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr,
-    HOUSEHOLDERS: tl.constexpr, GATED: tl.constexpr, BETA_FROM_LOGITS: tl.constexpr, HAS_INITIAL_STATE:
+    HOUSEHOLDERS: tl.constexpr, GATED: tl.constexpr, BETA_FROM_LOGITS: tl.constexpr, HARD_BETA: tl.constexpr,
+    HAS_INITIAL_STATE:
     tl.constexpr, OUTPUT_FINAL_STATE: tl.constexpr, BF16: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     # R, E and S are transposed, as in `sweep_kernel`
@@ -128,11 +131,11 @@ def sweep_pairs_kernel(
         valid_2, token_2, _ = row_tokens(row_2, row_2, rows, HOUSEHOLDERS)
         b_1, k_in_1, k_out_1, _, G_C_1 = row_factors(
             beta, g, inverse_norms, slot_1, row_1, valid_1, token_1, H, C, HOUSEHOLDERS, GATED,
-            BETA_FROM_LOGITS,
+            BETA_FROM_LOGITS, HARD_BETA,
         )  # fmt: skip
         b_2, k_in_2, k_out_2, _, G_C_2 = row_factors(
             beta, g, inverse_norms, slot_2, row_2, valid_2, token_2, H, C, HOUSEHOLDERS, GATED,
-            BETA_FROM_LOGITS,
+            BETA_FROM_LOGITS, HARD_BETA,
         )  # fmt: skip
         k_1 = load_tile(k, row_1 * (H * K), ik, valid_1, K, BK, BF16)
         k_2 = load_tile(k, row_2 * (H * K), ik, valid_2, K, BK, BF16)
@@ -167,7 +170,8 @@ def sweep_pairs_kernel(
 def sweep_pairs_backward_kernel(
     k, beta, g, inverse, corner, inverse_norms, dfinal_state, dv, dstates, dinitial_state, T, H,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr,
-    HOUSEHOLDERS: tl.constexpr, GATED: tl.constexpr, BETA_FROM_LOGITS: tl.constexpr, HAS_DFINAL_STATE:
+    HOUSEHOLDERS: tl.constexpr, GATED: tl.constexpr, BETA_FROM_LOGITS: tl.constexpr, HARD_BETA: tl.constexpr,
+    HAS_DFINAL_STATE:
     tl.constexpr, HAS_INITIAL_STATE: tl.constexpr, BF16: tl.constexpr, OUT: tl.constexpr, STAGES:
     tl.constexpr,
 ):  # fmt: skip
@@ -193,11 +197,11 @@ def sweep_pairs_backward_kernel(
         valid_2, token_2, _ = row_tokens(row_2, row_2, rows, HOUSEHOLDERS)
         b_1, k_in_1, k_out_1, _, G_C_1 = row_factors(
             beta, g, inverse_norms, slot_1, row_1, valid_1, token_1, H, C, HOUSEHOLDERS, GATED,
-            BETA_FROM_LOGITS,
+            BETA_FROM_LOGITS, HARD_BETA,
         )  # fmt: skip
         b_2, k_in_2, k_out_2, _, G_C_2 = row_factors(
             beta, g, inverse_norms, slot_2, row_2, valid_2, token_2, H, C, HOUSEHOLDERS, GATED,
-            BETA_FROM_LOGITS,
+            BETA_FROM_LOGITS, HARD_BETA,
         )  # fmt: skip
         QdO_1 = tl.load(dstates + slot_1 * K * V + cell, mask=inside, other=0.0)
         QdO_2 = tl.load(dstates + slot_2 * K * V + cell, mask=second_exists, other=0.0)

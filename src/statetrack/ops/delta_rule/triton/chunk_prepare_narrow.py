@@ -36,7 +36,7 @@ from statetrack.ops.delta_rule.triton.tiles import (
 def prepare_narrow_kernel(
     q, k, beta, g, inverse, A, inverse_norms, chunk_table, T, H, scale,
     K: tl.constexpr, BK: tl.constexpr, C: tl.constexpr, HOUSEHOLDERS: tl.constexpr, PACKED: tl.constexpr,
-    L2NORM: tl.constexpr, BETA_FROM_LOGITS: tl.constexpr, SPLIT: tl.constexpr,
+    L2NORM: tl.constexpr, BETA_FROM_LOGITS: tl.constexpr, HARD_BETA: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
     """Same arguments as `prepare_kernel`; g is not read."""
     chunk, h = tl.program_id(0), tl.program_id(1)
@@ -52,8 +52,10 @@ def prepare_narrow_kernel(
     inverse += slot * C * C + i * C + j
     A += slot * C * C + i * C + j
     inverse_norms += slot * 2 * C + ic
-    k_0, q_0, b_0 = _load_half(inputs, ic, start, rows, H, K, BK, HOUSEHOLDERS, BETA_FROM_LOGITS)
-    k_1, q_1, b_1 = _load_half(inputs, 16 + ic, start, rows, H, K, BK, HOUSEHOLDERS, BETA_FROM_LOGITS)
+    k_0, q_0, b_0 = _load_half(inputs, ic, start, rows, H, K, BK, HOUSEHOLDERS, BETA_FROM_LOGITS, HARD_BETA)
+    k_1, q_1, b_1 = _load_half(
+        inputs, 16 + ic, start, rows, H, K, BK, HOUSEHOLDERS, BETA_FROM_LOGITS, HARD_BETA
+    )
     k_0, q_0 = loads_first(k_0, q_0, SPLIT)
     k_1, q_1 = loads_first(k_1, q_1, SPLIT)
     r_0, r_1 = inverse_norm(squared_norm(k_0), L2NORM), inverse_norm(squared_norm(k_1), L2NORM)
@@ -93,6 +95,7 @@ def prepare_narrow_kernel(
 def _load_half(
     inputs, row, start, rows, H,
     K: tl.constexpr, BK: tl.constexpr, HOUSEHOLDERS: tl.constexpr, BETA_FROM_LOGITS: tl.constexpr,
+    HARD_BETA: tl.constexpr,
 ):  # fmt: skip
     """The tiles of k and q, and b."""
     q, k, beta = inputs
@@ -100,4 +103,4 @@ def _load_half(
     valid, token, read = row_tokens(row, start + row, rows, HOUSEHOLDERS)
     k_c = load_tile(k, row * (H * K), ik, valid, K, BK, False)
     q_c = load_tile(q, token * (H * K), ik, read, K, BK, False)
-    return k_c, q_c, load_beta(beta, row * H, valid, BETA_FROM_LOGITS)
+    return k_c, q_c, load_beta(beta, row * H, valid, BETA_FROM_LOGITS, HARD_BETA)

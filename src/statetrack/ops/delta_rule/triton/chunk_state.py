@@ -50,10 +50,10 @@ def load_state(
 @triton.jit
 def row_factors(
     beta, g, inverse_norms, slot, row, valid, token, H, C: tl.constexpr, HOUSEHOLDERS: tl.constexpr,
-    GATED: tl.constexpr, BETA_FROM_LOGITS: tl.constexpr,
+    GATED: tl.constexpr, BETA_FROM_LOGITS: tl.constexpr, HARD_BETA: tl.constexpr,
 ):  # fmt: skip
     """b, k_in and k_out of a chunk's rows, the log-decay G up to each row, and G_C at the chunk's end."""
-    b = load_beta(beta, row * H, valid, BETA_FROM_LOGITS)
+    b = load_beta(beta, row * H, valid, BETA_FROM_LOGITS, HARD_BETA)
     r_k = tl.load(inverse_norms + slot * 2 * C + tl.arange(0, C))
     k_in, k_out, G, G_C = r_k, r_k, 0.0, 0.0
     if GATED:

@@ -109,7 +109,7 @@ class _Call:
         self.case, self.plan = case, case.plan
         options = case.options
         self.flags = {"GATED": case.gated, "PACKED": case.packed, "L2NORM": options.l2norm}
-        self.flags |= {"BETA_FROM_LOGITS": options.beta_from_logits}
+        self.flags |= {"BETA_FROM_LOGITS": options.beta_from_logits, "HARD_BETA": options.hard_beta}
         self.flags |= {"HAS_INITIAL_STATE": case.has_initial_state}
 
     def launch(self, name: str, grid: tuple[int, int], scaled: bool = False, **flags: Any) -> Launcher:

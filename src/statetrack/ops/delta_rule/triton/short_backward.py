@@ -22,6 +22,7 @@ from statetrack.ops.delta_rule.triton.split_bf16 import dot_terms, loads_first, 
 from statetrack.ops.delta_rule.triton.tiles import (
     load_beta,
     load_tile,
+    relative_slope,
     row_tokens,
     sequence_rows,
     store_tile,
@@ -34,6 +35,7 @@ def short_backward_kernel(
     T, H, scale,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr,
     HOUSEHOLDERS: tl.constexpr, PACKED: tl.constexpr, L2NORM: tl.constexpr, BETA_FROM_LOGITS: tl.constexpr,
+    HARD_BETA: tl.constexpr,
     HAS_DFINAL_STATE: tl.constexpr, BF16: tl.constexpr, SPLIT: tl.constexpr, UNROLLED: tl.constexpr,
     FIRST_STEP_ALONE: tl.constexpr,
 ):  # fmt: skip
@@ -62,7 +64,7 @@ def short_backward_kernel(
         for c in tl.static_range(UNROLLED - 1, -1, -1):
             D = _backward_chunk(
                 D, FIRST_STEP_ALONE + c * C, tensors, gradients, numbers, K, V, BK, BV, C, HOUSEHOLDERS,
-                L2NORM, BETA_FROM_LOGITS, BF16, SPLIT, FIRST_STEP_ALONE + c > 0,
+                L2NORM, BETA_FROM_LOGITS, HARD_BETA, BF16, SPLIT, FIRST_STEP_ALONE + c > 0,
                 HAS_DFINAL_STATE or c < UNROLLED - 1, c, FIRST_STEP_ALONE,
             )  # fmt: skip
     else:
@@ -70,17 +72,18 @@ def short_backward_kernel(
         for back in tl.range(0, chunks, num_stages=1, disable_licm=True):
             D = _backward_chunk(
                 D, (chunks - 1 - back) * C, tensors, gradients, numbers, K, V, BK, BV, C, HOUSEHOLDERS,
-                L2NORM, BETA_FROM_LOGITS, BF16, SPLIT, True, True, -1, 0,
+                L2NORM, BETA_FROM_LOGITS, HARD_BETA, BF16, SPLIT, True, True, -1, 0,
             )  # fmt: skip
     if FIRST_STEP_ALONE:
-        _first_step_backward(D, tensors, gradients, scale, K, V, BK, BV, L2NORM, BETA_FROM_LOGITS)
+        _first_step_backward(D, tensors, gradients, scale, K, V, BK, BV, L2NORM, BETA_FROM_LOGITS, HARD_BETA)
 
 
 @triton.jit
 def _backward_chunk(
     D, start, tensors, gradients, numbers,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr,
-    HOUSEHOLDERS: tl.constexpr, L2NORM: tl.constexpr, BETA_FROM_LOGITS: tl.constexpr, BF16: tl.constexpr,
+    HOUSEHOLDERS: tl.constexpr, L2NORM: tl.constexpr, BETA_FROM_LOGITS: tl.constexpr,
+    HARD_BETA: tl.constexpr, BF16: tl.constexpr,
     SPLIT: tl.constexpr, STATE_ENTERS: tl.constexpr, STATE_LEAVES: tl.constexpr,
     CHUNKS_BEFORE: tl.constexpr, FIRST_STEP_ALONE: tl.constexpr,
 ):  # fmt: skip
@@ -100,7 +103,7 @@ def _backward_chunk(
     valid, token, read = row_tokens(row, row, rows, HOUSEHOLDERS)
     r_k = tl.load(inverse_norms + row * (H * 2), mask=valid, other=1.0)
     r_q = tl.load(inverse_norms + row * (H * 2) + 1, mask=valid, other=1.0)
-    b = load_beta(beta, row * H, valid, BETA_FROM_LOGITS)
+    b = load_beta(beta, row * H, valid, BETA_FROM_LOGITS, HARD_BETA)
     k_c = load_tile(k, row * (H * K), ik, valid, K, BK, BF16)
     q_c = load_tile(q, token * (H * K), ik, read, K, BK, BF16)
     dO = load_tile(dout, token * (H * V), iv, read, V, BV, BF16)
@@ -130,7 +133,7 @@ def _backward_chunk(
     store_tile(dv, X * b[:, None], row * (H * V), iv, valid, V, BV)
     db = tl.sum(X * U_c.to(tl.float32), axis=1) / (r_k * b)
     if BETA_FROM_LOGITS is not None:
-        db *= b * (1.0 - b / BETA_FROM_LOGITS)
+        db *= b * relative_slope(b, BETA_FROM_LOGITS, HARD_BETA)
     tl.store(dbeta + row * H, db.to(dbeta.dtype.element_ty), mask=valid)
     Y = X * -(r_k * b)[:, None]
     if STATE_ENTERS:
@@ -193,7 +196,7 @@ def _add_state(
 def _first_step_backward(
     D, tensors, gradients, scale,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, L2NORM: tl.constexpr,
-    BETA_FROM_LOGITS: tl.constexpr,
+    BETA_FROM_LOGITS: tl.constexpr, HARD_BETA: tl.constexpr,
 ):  # fmt: skip
     """The gradients of a first step done apart: no state before it, B = 1 and W = 0."""
     q, k, beta, dout, _, inverse_norms, U = tensors
@@ -204,13 +207,13 @@ def _first_step_backward(
     dO = tl.load(dout + iv, mask=iv < V, other=0.0).to(tl.float32)
     u = tl.load(U + iv, mask=iv < V, other=0.0).to(tl.float32)
     r_k, r_q = tl.load(inverse_norms), tl.load(inverse_norms + 1)
-    b = load_beta(beta, 0, True, BETA_FROM_LOGITS)
+    b = load_beta(beta, 0, True, BETA_FROM_LOGITS, HARD_BETA)
     s = scale * r_q
     X = r_k * (s * tl.sum(q_1 * k_1, axis=0) * dO + tl.sum(D * k_1[None, :], axis=1))
     tl.store(dv + iv, (b * X).to(dv.dtype.element_ty), mask=iv < V)
     db = tl.sum(X * u, axis=0) / (r_k * b)
     if BETA_FROM_LOGITS is not None:
-        db *= b * (1.0 - b / BETA_FROM_LOGITS)
+        db *= b * relative_slope(b, BETA_FROM_LOGITS, HARD_BETA)
     tl.store(dbeta, db.to(dbeta.dtype.element_ty))
     dA = tl.sum(dO * u, axis=0) * s
     dk_1 = dA * q_1 + tl.sum(D * u[:, None], axis=0)

@@ -45,6 +45,7 @@ def short_forward_kernel(
     q, k, v, beta, inverse_rows, inverse_norms, U, out, final_state, cu_seqlens, T, H, scale,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr,
     HOUSEHOLDERS: tl.constexpr, PACKED: tl.constexpr, L2NORM: tl.constexpr, BETA_FROM_LOGITS: tl.constexpr,
+    HARD_BETA: tl.constexpr,
     SAVE: tl.constexpr, OUTPUT_FINAL_STATE: tl.constexpr, BF16: tl.constexpr, SPLIT: tl.constexpr,
     UNROLLED: tl.constexpr, FIRST_STEP_ALONE: tl.constexpr,
 ):  # fmt: skip
@@ -67,13 +68,15 @@ def short_forward_kernel(
         for c in tl.static_range(UNROLLED):
             chunk = _load_chunk(
                 FIRST_STEP_ALONE + c * C, inputs, rows, H, K, V, BK, BV, C, HOUSEHOLDERS, BETA_FROM_LOGITS,
-                BF16
+                HARD_BETA, BF16
             )  # fmt: skip
             loaded += (chunk,)
         for c in tl.static_range(UNROLLED):
             tiles += (_loads_first(loaded[c], SPLIT),)
         if FIRST_STEP_ALONE:
-            S = _first_step(inputs, results, scale, K, V, BK, BV, L2NORM, BETA_FROM_LOGITS, SAVE, BF16, SPLIT)
+            S = _first_step(
+                inputs, results, scale, K, V, BK, BV, L2NORM, BETA_FROM_LOGITS, HARD_BETA, SAVE, BF16, SPLIT
+            )
         for c in tl.static_range(UNROLLED):
             S = _forward_chunk(
                 S, tiles[c], FIRST_STEP_ALONE + c * C, results, numbers, K, V, BK, BV, C, HOUSEHOLDERS,
@@ -81,7 +84,9 @@ def short_forward_kernel(
             )  # fmt: skip
     else:
         for start in tl.range(0, rows, C, num_stages=1, disable_licm=True):
-            tiles = _load_chunk(start, inputs, rows, H, K, V, BK, BV, C, HOUSEHOLDERS, BETA_FROM_LOGITS, BF16)
+            tiles = _load_chunk(
+                start, inputs, rows, H, K, V, BK, BV, C, HOUSEHOLDERS, BETA_FROM_LOGITS, HARD_BETA, BF16
+            )
             tiles = _loads_first(tiles, SPLIT)
             S = _forward_chunk(
                 S, tiles, start, results, numbers, K, V, BK, BV, C, HOUSEHOLDERS, L2NORM, SAVE, BF16, SPLIT,
@@ -97,7 +102,7 @@ def short_forward_kernel(
 def _load_chunk(
     start, inputs, rows, H,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr,
-    HOUSEHOLDERS: tl.constexpr, BETA_FROM_LOGITS: tl.constexpr, BF16: tl.constexpr,
+    HOUSEHOLDERS: tl.constexpr, BETA_FROM_LOGITS: tl.constexpr, HARD_BETA: tl.constexpr, BF16: tl.constexpr,
 ):  # fmt: skip
     """The tiles of k, q and v, and b."""
     q, k, v, beta = inputs
@@ -107,7 +112,7 @@ def _load_chunk(
     k_c = load_tile(k, row * (H * K), ik, valid, K, BK, BF16)
     q_c = load_tile(q, token * (H * K), ik, read, K, BK, BF16)
     v_c = load_tile(v, row * (H * V), iv, valid, V, BV, BF16)
-    return k_c, q_c, v_c, load_beta(beta, row * H, valid, BETA_FROM_LOGITS)
+    return k_c, q_c, v_c, load_beta(beta, row * H, valid, BETA_FROM_LOGITS, HARD_BETA)
 
 
 @triton.jit
@@ -173,7 +178,8 @@ def _forward_chunk(
 def _first_step(
     inputs, results, scale,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, L2NORM: tl.constexpr,
-    BETA_FROM_LOGITS: tl.constexpr, SAVE: tl.constexpr, BF16: tl.constexpr, SPLIT: tl.constexpr,
+    BETA_FROM_LOGITS: tl.constexpr, HARD_BETA: tl.constexpr, SAVE: tl.constexpr, BF16: tl.constexpr,
+    SPLIT: tl.constexpr,
 ):  # fmt: skip
     """The first step alone, as the first row of tiles that are zero otherwise: U = r_k b V and S = K^T U."""
     q, k, v, beta = inputs
@@ -184,7 +190,7 @@ def _first_step(
     k_c = load_tile(k, ic * 0, ik, valid, K, BK, BF16)
     q_c = load_tile(q, ic * 0, ik, valid, K, BK, BF16).to(tl.float32)
     v_c = load_tile(v, ic * 0, iv, valid, V, BV, BF16)
-    b = load_beta(beta, ic * 0, valid, BETA_FROM_LOGITS)
+    b = load_beta(beta, ic * 0, valid, BETA_FROM_LOGITS, HARD_BETA)
     r_k, r_q = inverse_norm(squared_norm(k_c), L2NORM), inverse_norm(squared_norm(q_c), L2NORM)
     U_c = (r_k * b)[:, None] * v_c.to(tl.float32)
     o = (scale * r_q * tl.sum(q_c * k_c.to(tl.float32), axis=1))[:, None] * U_c

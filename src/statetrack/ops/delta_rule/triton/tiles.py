@@ -18,9 +18,13 @@ good to sixteen bits.
 import triton
 import triton.language as tl
 
+from statetrack.ops.delta_rule.options import HARD_BETA_MARGIN
+
 # The last bit of a bfloat16 and of a tf32 number, as bits of a float32.
 BF16_LAST_BIT = tl.constexpr(1 << 16)
 TF32_LAST_BIT = tl.constexpr(1 << 13)
+SMALLEST_BETA = tl.constexpr(1e-20)
+HARD_MARGIN = tl.constexpr(HARD_BETA_MARGIN)
 
 
 @triton.jit
@@ -188,12 +192,30 @@ def row_tokens(row, step, rows, HOUSEHOLDERS: tl.constexpr):
 
 
 @triton.jit
-def load_beta(beta, rows, valid, BETA_FROM_LOGITS: tl.constexpr):
+def load_beta(beta, rows, valid, BETA_FROM_LOGITS: tl.constexpr, HARD_BETA: tl.constexpr):
     """beta, or its value from logits; never quite zero, since the backward divides by it."""
     b = tl.load(beta + rows, mask=valid, other=0.0).to(tl.float32)
     if BETA_FROM_LOGITS is not None:
         b = BETA_FROM_LOGITS / (1.0 + tl.exp(-b))
-    return tl.where(tl.abs(b) < 1e-20, 1e-20, b)
+        if HARD_BETA:
+            b = (1.0 + 2.0 * HARD_MARGIN) * b - HARD_MARGIN * BETA_FROM_LOGITS
+            b = tl.minimum(tl.maximum(b, 0.0), BETA_FROM_LOGITS)
+    return tl.where(tl.abs(b) < SMALLEST_BETA, SMALLEST_BETA, b)
+
+
+@triton.jit
+def relative_slope(b, BETA_FROM_LOGITS: tl.constexpr, HARD_BETA: tl.constexpr):
+    """(d beta / d logit) / beta for the betas of `load_beta`.
+
+    s sigmoid(x)                                      1 - u                              u = beta / s
+    s clamp((1 + 2 m) sigmoid(x) - m, 0, 1)           (u + m) (1 + m - u) / ((1 + 2 m) u), 0 if clamped
+    """
+    u = b / BETA_FROM_LOGITS
+    slope = 1.0 - u
+    if HARD_BETA:
+        slope = (u + HARD_MARGIN) * (1.0 + HARD_MARGIN - u) / ((1.0 + 2.0 * HARD_MARGIN) * u)
+        slope = tl.where((b > SMALLEST_BETA) & (b < BETA_FROM_LOGITS), slope, 0.0)
+    return slope
 
 
 @triton.jit

@@ -1,0 +1,110 @@
+"""Where training sequences start: in noise, or in the state in which the last batch ended.
+
+A tracker that is trained from empty states alone meets, within the training length, only states that are
+nearly exact. Both options show it others:
+
+    noise      S_0 = noise N(0, 1), a state that the input does not explain
+    carried    with probability 1 - 1 / n a sequence goes on where the sequence in its row ended in the batch
+               before: the model starts from that state, detached, and the labels from that product. Such a
+               sequence has no start token. Sequences are n batches long on average.
+
+Nothing here reads a value on the host, so a CUDA graph can record it.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from statetrack.errors import UserError
+from statetrack.layers import Model
+from statetrack.spec import RunSpec
+from statetrack.tasks import Batch, WordProblem
+
+if TYPE_CHECKING:
+    from statetrack.training.state import TrainingState
+
+CARRIED = "carried."  # in the names of `TrainingState.kept`
+PRODUCTS = f"{CARRIED}products"  # of every row's sequence; -1 before the first
+
+
+def carried_states(spec: RunSpec, model: Model) -> dict[str, Tensor]:
+    """What a run carries from batch to batch, as it is before the first one, by name; or nothing."""
+    if spec.training.initial_states != "carried":
+        return {}
+    batch = spec.training.batch
+    states = {f"{CARRIED}{i}": x for i, x in enumerate(_tensors(empty_states(model, batch)))}
+    return states | {PRODUCTS: torch.full((batch,), -1, device=model.head.weight.device)}
+
+
+def empty_states(model: Model, batch: int) -> list[Any]:
+    """A state per layer, as `Model.forward` takes them."""
+    states = []
+    for block in model.blocks:
+        mixer: Any = block.mixer
+        states.append(mixer.empty_state(batch) if hasattr(mixer, "empty_state") else None)
+        if states[-1] is None:
+            raise UserError(
+                f'training: initial_states other than "empty" need a mixer with a state of known form, which '
+                f"{type(mixer).__name__} does not offer. Use a DeltaNet, or leave initial_states out."
+            )
+    return states
+
+
+def _tensors(states: Sequence[Any]) -> list[Tensor]:
+    """All tensors of the layers' states: S, and the past of the convolutions where there are any."""
+    return [x for layer in states for x in (layer.S, *(layer.convolution or ()))]
+
+
+class InitialStates:
+    """The states of a step's sequences, and what becomes of those in which they end."""
+
+    def __init__(self, spec: RunSpec, state: "TrainingState"):
+        self.spec, self.state = spec, state
+        self.empty = empty_states(state.model, spec.training.batch)
+        size = len(_tensors(self.empty)) if self.carries else 0
+        self.carried = [state.kept[f"{CARRIED}{i}"] for i in range(size)]
+
+    @property
+    def carries(self) -> bool:
+        return self.spec.training.initial_states == "carried"
+
+    def begin(self, batch: Batch) -> tuple[Batch, list[Any]]:
+        """The batch as it is trained on, and the states to start from."""
+        if self.carries:
+            return self._continued(batch)
+        noise, generator = self.spec.training.state_noise, self.state.generator
+
+        def draw(x: Tensor) -> Tensor:
+            return noise * torch.randn(x.shape, generator=generator, device=x.device)
+
+        return batch, [layer._replace(S=draw(layer.S)) for layer in self.empty]
+
+    def _continued(self, batch: Batch) -> tuple[Batch, list[Any]]:
+        task, generator = self.spec.task, self.state.generator
+        assert isinstance(task, WordProblem)
+        products = self.state.kept[PRODUCTS]
+        drawn = torch.rand(len(products), generator=generator, device=products.device)
+        fresh = (drawn * self.spec.training.carried_batches < 1) | (products < 0)
+        later = task.go_on(products.clamp(min=0), batch, generator)
+        mixed = Batch(*(torch.where(fresh[:, None], a, b) for a, b in zip(batch, later, strict=True)))
+        states = [torch.where(fresh.view(-1, *[1] * (x.ndim - 1)), 0.0, x) for x in self.carried]
+        return mixed, self._as_states(states)
+
+    def _as_states(self, tensors: Sequence[Tensor]) -> list[Any]:
+        """The inverse of `_tensors`."""
+        left = iter(tensors)
+        return [
+            layer._replace(
+                S=next(left), convolution=layer.convolution and tuple(next(left) for _ in range(3))
+            )
+            for layer in self.empty
+        ]
+
+    def end(self, batch: Batch, states: list[Any]) -> None:
+        """Keep the states in which the sequences of the batch ended, if they are carried on."""
+        if self.carries:
+            for place, x in zip(self.carried, _tensors(states), strict=True):
+                place.copy_(x.detach())
+            self.state.kept[PRODUCTS].copy_(batch.targets[:, -1])

@@ -1,0 +1,204 @@
+"""Options that keep a tracker right at long lengths: initial states, the selected weights, the loss."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from statetrack.errors import UserError
+from statetrack.files import load_tensors
+from statetrack.horizon import FARTHEST, horizon_in_training
+from statetrack.layers import model_config
+from statetrack.run import load_run, run
+from statetrack.spec import EvaluationConfig, RunSpec, TrainingConfig
+from statetrack.tasks import WordProblem, group, task
+from statetrack.training import Options
+from statetrack.training.initial_states import InitialStates
+from statetrack.training.loop import check_options
+from statetrack.training.selection import SEED, SEQUENCES
+from statetrack.training.state import new_state
+
+CPU = torch.device("cpu")
+QUIET = Options(say=lambda text: None, checkpoint_seconds=1e9)
+
+
+@pytest.fixture
+def spec():
+    """S3 by a DeltaNet of width 8 with convolutions, whose state has more than one part."""
+    return RunSpec(
+        task=WordProblem(group="S3"),
+        model=model_config("deltanet", d_model=8, heads=2, layers=2),
+        training=TrainingConfig(
+            steps=16, batch=4, lr=1e-2, schedule="constant", warmup=0.0, train_lengths=(6, 6), log_every=5
+        ),
+        evaluation=EvaluationConfig(eval_lengths=(6, 12), eval_samples=8, eval_every=8),
+    ).resolved()
+
+
+OPTIONS = {
+    "noise": {"initial_states": "noise", "state_noise": 0.5},
+    "carried": {"initial_states": "carried", "carried_batches": 3},
+    "select": {"select": "horizon", "select_every": 3},
+    "loss": {"centred_gradient": True, "z_loss": 0.01},
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_run_that_was_cut_ends_with_the_same_bytes(spec, name, change, run_until, tmp_path):
+    spec = change(spec, **OPTIONS[name])
+    run(spec, tmp_path / "whole", QUIET)
+    run_until(spec, tmp_path / "cut", 10)
+    run(spec, tmp_path / "cut", QUIET)
+    for file in ("model.safetensors", "metrics.jsonl"):
+        assert (tmp_path / "cut" / file).read_bytes() == (tmp_path / "whole" / file).read_bytes()
+
+
+@pytest.mark.parametrize("name", ["noise", "carried", "loss"])
+def test_each_option_changes_the_weights_and_the_id(spec, name, change, tmp_path):
+    spec = change(spec, steps=4)
+    changed = change(spec, **OPTIONS[name])
+    assert changed.id != spec.id
+    for part in (spec, changed):
+        run(part, tmp_path / part.id, QUIET)
+    there, here = (load_tensors(tmp_path / part.id / "model.safetensors")[0] for part in (spec, changed))
+    assert not torch.equal(there["head.weight"], here["head.weight"])
+
+
+def carried(spec, change, batches):
+    spec = change(spec, initial_states="carried", carried_batches=batches)
+    state = new_state(spec, CPU)
+    return InitialStates(spec, state), state
+
+
+def drawn(spec, state):
+    return spec.task.sample(4, (6, 6), state.generator)
+
+
+def test_carried_sequences_go_on_with_the_product_and_the_state_of_the_batch_before(spec, change):
+    """Two batches of 7 tokens, by a loop over the table of S3, and by the model on all 14 at once."""
+    states, state = carried(spec, change, batches=10**9)
+    seen, logits = [], []
+    for _ in range(2):
+        batch, start = states.begin(drawn(spec, state))
+        result, after = state.model(batch.inputs, start)
+        states.end(batch, after)
+        seen.append(batch)
+        logits.append(result)
+    tokens, targets = (torch.cat([getattr(b, name) for b in seen], 1) for name in ("inputs", "targets"))
+    bos, then = spec.task.bos, group("S3").then
+    for row, labels in zip(tokens.tolist(), targets.tolist(), strict=True):
+        assert row[0] == labels[0] == bos
+        assert bos not in row[1:]
+        product = 0
+        for token, label in zip(row[1:], labels[1:], strict=True):
+            product = int(then[product, token])
+            assert label == product
+    torch.testing.assert_close(torch.cat(logits, 1), state.model(tokens)[0])
+
+
+def test_carried_sequences_begin_anew_as_often_as_asked(spec, change):
+    states, state = carried(spec, change, batches=4)
+    fresh = 0
+    for _ in range(200):
+        batch, start = states.begin(drawn(spec, state))
+        began = batch.inputs[:, 0] == spec.task.bos
+        assert not start[0].S[began].any()
+        assert not start[1].convolution[2][began].any()
+        states.end(batch, [layer._replace(S=layer.S + 1) for layer in start])
+        fresh += int(began.sum())
+    assert abs(fresh / 800 - 1 / 4) < 0.06
+
+
+def test_noisy_states_have_the_deviation_asked_for_and_leave_the_batch_alone(spec, change):
+    spec = change(spec, initial_states="noise", state_noise=0.3, batch=64)
+    state = new_state(spec, CPU)
+    states, batch = InitialStates(spec, state), spec.task.sample(64, (6, 6), state.generator)
+    same, start = states.begin(batch)
+    assert same is batch
+    assert not torch.equal(start[0].S, start[1].S)
+    torch.testing.assert_close(start[0].S.std(), torch.tensor(0.3), rtol=0.05, atol=0)
+    assert not start[0].convolution[0].any()
+
+
+def test_the_selected_weights_are_those_of_the_step_with_the_largest_horizon(spec, change, tmp_path):
+    spec = change(spec, steps=12, lr=1e-1, **OPTIONS["select"])
+    metrics = run(spec, tmp_path / "all", QUIET)["metrics"]
+    # at a constant rate, the weights of a step are those of a run that ends there
+    scores, weights = {}, {}
+    for step in (3, 6, 9, 12):
+        run(change(spec, steps=step, select="last"), tmp_path / f"{step}", QUIET)
+        _, model = load_run(tmp_path / f"{step}")
+        horizon, closeness = horizon_in_training(model, spec, SEQUENCES, SEED)
+        scores[step], weights[step] = (horizon, -closeness), model.state_dict()
+    best = max(scores, key=scores.get)
+    assert best != 12  # or the last weights would pass
+    assert metrics["selected_step"] == best
+    assert metrics["horizon"] == pytest.approx(scores[best][0])
+    selected = load_tensors(tmp_path / "all" / "model.safetensors")[0]
+    assert all(torch.equal(selected[name], x) for name, x in weights[best].items())
+
+
+def test_the_horizon_in_training_looks_at_no_longer_sequence(spec, monkeypatch):
+    lengths = []
+    fill = type(spec.task).fill
+    monkeypatch.setattr(
+        type(spec.task), "fill", lambda self, n, *rest: lengths.append(int(n.max())) or fill(self, n, *rest)
+    )
+    state = new_state(spec, CPU)
+    horizon, closeness = horizon_in_training(state.model, spec, 32)
+    assert lengths == [6]
+    assert 0 < horizon <= FARTHEST
+    assert closeness == closeness
+
+
+def test_a_step_takes_the_loss_of_the_spec(spec, change):
+    """The first row's loss, against PyTorch's function and the formula of the z-loss."""
+    from statetrack.training.loop import parts_of
+
+    spec = change(spec, z_loss=0.5, centred_gradient=True)
+    parts = parts_of(spec, None, QUIET)  # type: ignore[arg-type]
+    state = parts.new_state()
+    batch = spec.task.sample(4, (6, 6), new_state(spec, CPU).generator)
+    logits = state.model(batch.inputs)[0].flatten(0, 1)
+    square = logits.exp().sum(-1).log().square().mean()
+    expected = F.cross_entropy(logits, batch.targets.flatten()) + 0.5 * square
+    parts.step(state)()
+    assert state.loss_sum.item() == pytest.approx(expected.item(), rel=1e-5)
+
+
+WRONG = [
+    ({"select": "best"}, "select 'best' is not known"),
+    ({"initial_states": "random"}, "initial_states 'random' is not known"),
+    ({"z_loss": -1.0}, "z_loss is -1.0, expected at least 0"),
+    ({"carried_batches": 0}, "carried_batches is 0, expected at least 1"),
+    ({"select_every": 0}, "select_every is 0, expected at least 1"),
+    ({"initial_states": "carried", "train_lengths": (3, 6)}, "one training length"),
+    ({"initial_states": "carried", "train_samples": 8}, "fresh sequences"),
+]
+
+
+@pytest.mark.parametrize(("fields", "message"), WRONG)
+def test_wrong_values_are_explained(spec, fields, message, change):
+    with pytest.raises(UserError, match=message):
+        change(spec, **fields)
+
+
+def test_tasks_and_mixers_that_cannot_have_an_option_are_named(spec, small_spec, change):
+    other = replace(small_spec, task=task("parity"), evaluation=EvaluationConfig())
+    with pytest.raises(UserError, match="is for group word problems, not for Parity"):
+        change(other, select="horizon")
+    with pytest.raises(UserError, match="expected a group word problem"):
+        change(other, initial_states="carried")
+    with pytest.raises(UserError, match="a label at every position, not Parity"):
+        change(other, initial_states="noise")
+    mamba = replace(spec, model=model_config("mamba", d_model=8))
+    mamba = change(mamba, initial_states="noise")
+    with pytest.raises(UserError, match="which Mamba does not offer"):
+        InitialStates(mamba, new_state(mamba, CPU))
+
+
+def test_micro_batches_are_refused_where_states_are_carried(spec, change):
+    options = Options(micro_batches=2, say=lambda text: None)
+    with pytest.raises(UserError, match="one process without micro-batches"):
+        check_options(change(spec, initial_states="carried"), options)
