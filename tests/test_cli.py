@@ -61,7 +61,7 @@ def test_help_lists_the_commands(capsys):
         (["train", "--mixer", "dense-transition", "--size", "0"], "size is 0"),
         (["train", "--group", "Q8", "--task", "word-problem"], "'Q8' is not known"),
         (["bench", "--threads", "0"], "threads is 0"),
-        (["bench", "--only", "attention"], "matches no case"),
+        (["bench", "--only", "softmax"], "matches no case"),
     ],
 )
 def test_mistakes_end_with_code_2_and_name_the_problem(arguments, message, capsys, tmp_path, monkeypatch):
