@@ -120,7 +120,7 @@ def carry_out(chosen: list[LabelledRun], folder: Path, clock: Clock, say: Log) -
         if clock.left < 2 * clock.saving:
             return
         say(f"{name}: {spec.id}")
-        options = Options(checkpoint_seconds=120, say=say, progress=_progress(spec, clock, say))
+        options = Options(checkpoint_seconds=300, say=say, progress=_progress(spec, clock, say))
         try:
             with clock.stopping():
                 done = run(spec, folder / spec.id, options)
