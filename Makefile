@@ -1,6 +1,7 @@
 # make        set up once, then run the demo
 # make test   lint, types and all tests
-# make docs   the API reference and these pages as HTML, in build/docs
+# make docs   the guide, the results and the API reference as HTML, in build/docs
+# make docs-serve   the same, shown at http://localhost:8000
 # make bench  the recurrences against other libraries
 # make mutants  deliberate errors in samples of the source: do the tests notice? (an hour; see CONTRIBUTING.md)
 
@@ -8,7 +9,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo setup test lint types docs bench mutants clean
+.PHONY: demo setup test lint types docs docs-serve bench mutants clean
 
 demo: setup
 	$(BIN)/statetrack demo
@@ -35,6 +36,9 @@ types: setup
 
 docs: setup
 	$(BIN)/python tools/build_docs.py build/docs
+
+docs-serve: docs
+	$(BIN)/python -m http.server --directory build/docs --bind 127.0.0.1 8000
 
 bench: setup
 	$(BIN)/statetrack bench

@@ -3,6 +3,7 @@
 import os
 
 import hypothesis
+import pytest
 import torch
 
 # Without a GPU, Triton kernels run in its interpreter; this must be set before they are imported.
@@ -18,9 +19,34 @@ hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=No
 hypothesis.settings.load_profile("repeatable")
 
 
-def pytest_collection_modifyitems(items):
-    import pytest
+@pytest.fixture
+def own_tables(monkeypatch):
+    """What a test registers and loads is gone after it; what other tests have loaded is not there."""
+    from statetrack import config, layers, plugins, tasks
 
+    monkeypatch.setenv(plugins.VARIABLE, "")
+    tables = tasks.TASKS, layers.PRESETS, config._KINDS, plugins._loaded
+    before = [table.copy() for table in tables]
+    plugins._loaded.clear()
+    yield
+    for table, content in zip(tables, before, strict=True):
+        table.clear()
+        table.update(content)
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory):
+    """Headless Chromium; tests that ask for it are skipped where there is none."""
+    from browser import CHROMIUM, Browser
+
+    if CHROMIUM is None:
+        pytest.skip("no chromium on this machine (apt-get install chromium)")
+    opened = Browser(tmp_path_factory.mktemp("chromium"))
+    yield opened
+    opened.close()
+
+
+def pytest_collection_modifyitems(items):
     if not torch.cuda.is_available():
         for item in items:
             if "gpu" in item.keywords:

@@ -61,7 +61,7 @@ def test_help_lists_the_commands(capsys):
         (["train", "--mixer", "dense-transition", "--size", "0"], "size is 0"),
         (["train", "--group", "Q8", "--task", "word-problem"], "'Q8' is not known"),
         (["bench", "--threads", "0"], "threads is 0"),
-        (["bench", "--only", "attention"], "matches no case"),
+        (["bench", "--only", "softmax"], "matches no case"),
     ],
 )
 def test_mistakes_end_with_code_2_and_name_the_problem(arguments, message, capsys, tmp_path, monkeypatch):
@@ -204,7 +204,8 @@ def test_demo_prints_a_table_and_writes_a_self_contained_report(tmp_path, monkey
     assert "8x = 256" in shown
     assert shown.count("[-1,1]") >= 3
     page = (tmp_path / "results/demo/report.html").read_text()
-    assert "data:image/png;base64," in page
+    assert page.count("data:image/svg+xml;base64,") == 2
+    assert shown.count("always the commonest") == page.count("always the commonest") == 2
     assert not any(mark in page for mark in ("http://", "https://", "<script"))
     assert (tmp_path / "results/demo/accuracy.png").read_bytes().startswith(b"\x89PNG")
 

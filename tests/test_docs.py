@@ -81,6 +81,22 @@ def test_links_and_anchors_of_the_pages_lead_somewhere(site):
                 assert anchor in anchors(to.resolve()), f"{target}#{anchor}"
 
 
+def test_the_navigation_lists_every_page_but_notes_on_the_repository(site):
+    """docs/README.md names every page of docs/, and the site shows them under its headings."""
+    listed = {file for entries in BUILDER.contents(BUILDER.find_pages()).values() for file, _ in entries}
+    pages = {BUILDER.html_name(page) for page in BUILDER.find_pages() if page.startswith("docs/")}
+    left_out = {"docs/README.html", "docs/results/language-models/PLAN.html"}
+    assert pages - listed == left_out, "every page of docs/ is listed under a heading of docs/README.md"
+    navigation = (site / "index.html").read_text()
+    assert all(f'href="{file}"' in navigation for file in listed)
+
+
+@pytest.mark.parametrize("width", [1280, 400])
+def test_pages_of_the_site_fit_the_screen(site, browser, width):
+    for name in ("index", "docs/performance", "docs/tasks", "statetrack/tasks"):
+        assert browser.overflow(site / f"{name}.html", width) == [], name
+
+
 @pytest.mark.parametrize(("module", "name"), DOCUMENTED)
 def test_public_names_say_what_they_do(module, name):
     """In a sentence at least; tasks, automata, specs and runs with an example, an equation or the shapes."""
@@ -131,10 +147,17 @@ PYTHON = list(blocks("python"))
 
 
 @pytest.mark.parametrize(("page", "code"), PYTHON, ids=[page for page, _ in PYTHON])
-def test_python_in_the_pages_runs(page, code, tmp_path, monkeypatch):
+def test_python_in_the_pages_runs(page, code, tmp_path, monkeypatch, own_tables):
     monkeypatch.chdir(tmp_path)
     with contextlib.redirect_stdout(None):
         exec(compile(code, page, "exec"), {})
+
+
+def test_blocks_are_run_or_marked_whatever_language_they_name():
+    """A fence with another name for Python or a shell would escape the tests."""
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
+        opening = re.findall(r"^ *```(.*)$", page.read_text(), flags=re.M)[::2]
+        assert {*opening} <= {"", "python", "sh", "json"}, page
 
 
 def commands():
@@ -147,6 +170,33 @@ def commands():
 
 
 COMMANDS = list(commands())
+SPEC_RUNS = [
+    (page, found[1])
+    for page, code in blocks("sh")
+    for line in code.replace("\\\n", " ").splitlines()
+    if (found := re.match(r"(?:\S*python|torchrun .*?) -m statetrack\.run +(.*)", line))
+]
+
+
+@pytest.mark.parametrize(("page", "line"), SPEC_RUNS, ids=[line for _, line in SPEC_RUNS])
+def test_options_of_spec_runs_in_the_pages_parse(page, line, monkeypatch):
+    """Read by the parser of `python -m statetrack.run`, and stopped there."""
+    import argparse
+
+    from statetrack.run import main
+
+    class Parsed(Exception):
+        pass
+
+    read = argparse.ArgumentParser.parse_args
+
+    def parse_and_stop(self, arguments):
+        read(self, arguments)
+        raise Parsed
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse_and_stop)
+    with pytest.raises(Parsed):
+        main(shlex.split(line.split(" #")[0]))
 
 
 @pytest.fixture(scope="module")
@@ -172,7 +222,7 @@ def with_values(words: list[str], values: dict[str, Path]) -> list[str]:
 
 
 @pytest.mark.parametrize(("page", "line"), COMMANDS, ids=[line for _, line in COMMANDS])
-def test_commands_in_the_pages_parse(page, line, monkeypatch, language_model):
+def test_commands_in_the_pages_parse(page, line, monkeypatch, language_model, capsys):
     """Their flags are read by the command itself, which is stopped where its work would begin."""
     from statetrack.cli import main
     from statetrack.commands import flags
@@ -187,6 +237,11 @@ def test_commands_in_the_pages_parse(page, line, monkeypatch, language_model):
         raise Parsed
 
     words = shlex.split(line)
+    if "--help" in words:
+        with contextlib.suppress(SystemExit):
+            main(words)
+        assert capsys.readouterr().out.startswith("usage: statetrack")
+        return
     data, run = language_model / "data", language_model / "run"
     if words[0] == "train" or words[:2] == ["lm", "pretrain"]:
         words = [re.sub("^corpus:.*", f"corpus:{data}", word) for word in words]

@@ -122,6 +122,7 @@ def test_closeness_is_the_way_to_the_nearest_wrong_centre():
     assert found.spread[-1] == pytest.approx((0.2 * 0.09) ** 0.5, abs=1e-6)
     assert found.spread[0] == pytest.approx(0.0, abs=1e-6)
     assert set(found.accuracy) == {1.0}
+    assert set(found.majority) == {0.5}, "half of the sequences are at either element"
     assert found.measured is None
 
 

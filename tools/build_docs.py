@@ -3,6 +3,7 @@
     python tools/build_docs.py build/docs
 
 README.md becomes index.html; every other page keeps its place, so docs/theory.md becomes docs/theory.html.
+The navigation lists the pages that docs/README.md links to, under its headings.
 The API reference covers the modules in `MODULES`, of each the names in its `__all__`. A warning is an error.
 """
 
@@ -12,6 +13,7 @@ import inspect
 import re
 import shutil
 import sys
+import typing
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -65,6 +67,7 @@ MODULES = (
     "statetrack.lm.tokenize",
     "statetrack.lm.tokenizers",
     "statetrack.integrations.acceleration",
+    "statetrack.integrations.huggingface",
     "statetrack.integrations.huggingface.conversion",
     "statetrack.integrations.lm_eval",
     "statetrack.integrations.loggers",
@@ -90,7 +93,7 @@ def build_api(output: Path, pages: list[str]) -> None:
     from pdoc import doc, render
 
     render.configure(docformat="markdown", template_directory=TEMPLATES, footer_text="")
-    render.env.globals |= {"pages": [(html_name(page), title_of(page)) for page in pages if is_guide(page)]}
+    render.env.globals |= {"contents": contents(pages)}
     modules = {}
     imported = {name: importlib.import_module(name) for name in MODULES}
     for name, module in imported.items():
@@ -99,6 +102,7 @@ def build_api(output: Path, pages: list[str]) -> None:
         modules[name] = doc.Module(module)
         for described in modules[name].classes:
             describe_fields(described)
+            resolve_annotations(described.obj)
     for name, module in modules.items():
         path = output / f"{name.replace('.', '/')}.html"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -117,6 +121,21 @@ def describe_fields(described: "doc.Class") -> None:
                 not member.docstring or member.docstring.startswith("Alias for field")
             ):
                 member.docstring = comment
+
+
+def resolve_annotations(cls: type) -> None:
+    """Turn the annotations of a generated constructor that are text into types.
+
+    A config of transformers has the fields of its bases in the arguments of its constructor, with annotations
+    that only the modules of these bases can read.
+    """
+    init = inspect.unwrap(vars(cls).get("__init__", object.__init__))
+    if not any(isinstance(hint, str) for hint in getattr(init, "__annotations__", {}).values()):
+        return
+    names: dict[str, object] = {}
+    for base in reversed(cls.__mro__):
+        names |= vars(sys.modules[base.__module__])
+    init.__annotations__ = typing.get_type_hints(init, names)
 
 
 def build_pages(output: Path, pages: list[str]) -> None:
@@ -148,9 +167,17 @@ def build_pages(output: Path, pages: list[str]) -> None:
         )
 
 
-def is_guide(page: str) -> bool:
-    """Whether a page is listed in the navigation: results are reached from the page about them."""
-    return not page.startswith("docs/results/")
+def contents(pages: list[str]) -> dict[str, list[tuple[str, str]]]:
+    """The headings of docs/README.md, and under each the pages it links to: (file, text of the link)."""
+    overview = ROOT / "docs/README.md"
+    groups: dict[str, list[tuple[str, str]]] = {}
+    for section in overview.read_text().split("\n## ")[1:]:
+        heading, text = section.split("\n", 1)
+        for name, link in re.findall(r"\[([^\]]+)\]\(([^)#\s]+)\)", text):
+            page = (overview.parent / link).resolve().relative_to(ROOT).as_posix()
+            if page in pages:
+                groups.setdefault(heading, []).append((html_name(page), name))
+    return groups
 
 
 def title_of(page: str) -> str:

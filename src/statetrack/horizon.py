@@ -58,6 +58,7 @@ class Diagnosis:
     closeness: list[float]
     spread: list[float]  # root mean square distance from the own centre
     accuracy: list[float]
+    majority: list[float]  # accuracy of always giving the commonest answer there
     fitted_to: int  # positions up to this one were used for the prediction
     growth: Growth | None  # None if accuracy is too low within the training length
     predicted: float  # infinity for "never"
@@ -129,7 +130,7 @@ def diagnose_states(
     distances = torch.cdist(centres, centres)
     nearest = distances.fill_diagonal_(torch.inf).min(1).values
     positions = _positions(first or max(4, train_length // 2), hidden.shape[1])
-    closeness, spread, accuracy = [], [], []
+    closeness, spread, accuracy, majority = [], [], [], []
     for t in positions:
         # pooled over neighbouring positions, for less noisy quantiles
         window = slice(max(0, t - 4), t)
@@ -138,6 +139,7 @@ def diagnose_states(
         closeness.append(_closeness(h, y, centres).quantile(BREAK).item() if len(y) else math.nan)
         spread.append((h - centres[y]).square().sum(-1).mean().sqrt().item() if len(y) else math.nan)
         accuracy.append(right[:, window].float().mean().item())
+        majority.append(labels[:, window].flatten().bincount().max().item() / labels[:, window].numel())
     broken = [t for t, a in zip(positions, accuracy, strict=True) if a < BREAK]
     measured = broken[0] if broken else None
     fitted_to, growth = _fit(positions, closeness, accuracy, train_length)
@@ -150,6 +152,7 @@ def diagnose_states(
         closeness,
         spread,
         accuracy,
+        majority,
         fitted_to,
         growth,
         predicted,

@@ -10,10 +10,20 @@ from statetrack.report.results import write_index
 
 
 @pytest.fixture
-def pretend(tmp_path):
+def pretend(tmp_path, pretend_in):
     """Write an item's folder whose runs score `score(run)`; returns the folder."""
 
     def write(name, scale, score, select=lambda run: True, out=tmp_path, every=1):
+        return pretend_in(out, name, scale, score, select, every)
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def pretend_in():
+    """The same in a given folder."""
+
+    def write(out, name, scale, score, select=lambda run: True, every=1):
         runs = [run for run in ITEMS[name].runs(scale) if select(run)]
         folder = out / name / scale
         for run in runs[::every]:

@@ -26,7 +26,7 @@ def test_training_curves_show_median_and_range_of_the_seeds():
     assert axis.lines[0].get_ydata().tolist() == [6, 4, 2]
     assert axis.lines[1].get_ydata().tolist() == [5, 3, 2]
     assert len(axis.collections) == 1, "a band for several seeds only"
-    assert {t.get_text() for t in axis.get_legend().get_texts()} == {f"{BOTH[0]}, 3 seeds", BOTH[1]}
+    assert {t.get_text() for t in figure.legends[0].get_texts()} == {f"{BOTH[0]}, 3 seeds", BOTH[1]}
 
 
 def test_perplexity_is_the_exponential_of_the_mean_loss_at_the_middle_of_its_bin():

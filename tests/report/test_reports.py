@@ -10,6 +10,7 @@ from statetrack.errors import UserError
 from statetrack.experiments.tab_chomsky import PARITY
 from statetrack.report.build import write_report
 from statetrack.report.drawing import interval
+from statetrack.report.item_figures import learning_curves, loss_band
 from statetrack.report.results import INDEX, merge, read_index
 from statetrack.report.summary import judge, summarise
 from statetrack.report.text import as_text
@@ -158,3 +159,29 @@ def test_a_damaged_result_counts_as_unfinished(pretend, tmp_path):
 )
 def test_intervals_are_students_over_seeds_and_binomial_for_one(values, half):
     assert interval(values, 100, 0.5) == pytest.approx(half, abs=1e-9)
+
+
+class Rows:
+    """A run of which only the learning curve is asked."""
+
+    def __init__(self, **losses):
+        self.losses = losses
+
+    def rows(self):
+        return [{"step": int(step[1:]), "loss": loss} for step, loss in self.losses.items()]
+
+
+def test_learning_curves_are_the_median_of_the_seeds_between_the_lowest_and_the_highest():
+    """The third seed has no row at step 2: half-way between 1e-2 and 1 on a logarithmic axis is 0.1."""
+    seeds = [Rows(s1=1.0, s2=0.5, s3=0.1), Rows(s1=2.0, s2=0.4, s3=0.2), Rows(s1=1e-2, s3=1.0)]
+    steps, low, middle, high = loss_band(seeds)
+    assert steps.tolist() == [1, 2, 3]
+    assert low == pytest.approx([1e-2, 0.1, 0.1])
+    assert middle == pytest.approx([1.0, 0.4, 0.2])
+    assert high == pytest.approx([2.0, 0.5, 1.0])
+
+
+def test_learning_curves_mark_the_loss_of_guessing(pretend):
+    """Text in an SVG is drawn as paths, after a comment with the words."""
+    svg = learning_curves(read_index(pretend("fig-parity", "quick", lambda run: 0.5))).decode()
+    assert svg.count("<!-- guessing -->") == 1

@@ -190,7 +190,7 @@ def test_the_page_has_every_item_with_its_figure_and_single_runs(kept, tmp_path)
     _, page = write_results_page([(results, kept / "report.html")], tmp_path / "kept")
     html = page.read_text()
     assert not re.search(r"https?://|<script|src=\"(?!data:)", html)
-    assert html.count("data:image/png") == 1
+    assert html.count("data:image/svg+xml") == 1
     assert 'href="fig-parity/quick/report.html"' in html
     assert all(result.run.id in html for result in results.results)
     for name in ("tab-chomsky", "fig-s5", "fig-z60", "fig-parity"):

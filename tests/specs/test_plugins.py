@@ -25,17 +25,7 @@ SMALL = ["--d-model", "8", "--batch", "4", "--eval-samples", "8", "--device", "c
 FLAGS = ["--task", "count", "--divisor", "5", "--mixer", "leaky", "--decay", "0.9"]
 
 
-@pytest.fixture(autouse=True)
-def own_tables(monkeypatch):
-    """What a test registers and loads is gone after it; what other tests have loaded is not there."""
-    monkeypatch.setenv(plugins.VARIABLE, "")
-    tables = tasks.TASKS, layers.PRESETS, config._KINDS, plugins._loaded
-    before = [table.copy() for table in tables]
-    plugins._loaded.clear()
-    yield
-    for table, content in zip(tables, before, strict=True):
-        table.clear()
-        table.update(content)
+pytestmark = pytest.mark.usefixtures("own_tables")
 
 
 def labelled_at(where, tokens):

@@ -209,6 +209,7 @@ def test_accuracy_counts_labels_and_whole_sequences_in_bins_of_length(tmp_path):
     # three classes: chance is 1/3; the commonest label, 1, is right four times of seven
     assert found["scaled_accuracy"] == pytest.approx((4 / 7 - 1 / 3) / (2 / 3))
     assert found["majority_scaled_accuracy"] == pytest.approx((4 / 7 - 1 / 3) / (2 / 3))
+    assert found["majority_accuracy"] == {"2-2": 1 / 2, "3-4": 1 / 2, "5-6": pytest.approx(2 / 3)}
     assert evaluate(Fixed(0), spec, CPU)["majority_scaled_accuracy"] == found["majority_scaled_accuracy"]
     one = replace(spec, evaluation=replace(spec.evaluation, eval_samples=1))
     assert len(evaluate(Fixed(1), one, CPU)["accuracy"]) == 1

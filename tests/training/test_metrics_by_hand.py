@@ -109,12 +109,14 @@ PREDICTED = (
 
 
 def test_accuracy_is_of_one_position_and_sequence_accuracy_of_all_up_to_it():
-    """At 1 all four are right there, three from the start on; at 2: three, two; at 4: three, one."""
+    """At 1 all four are right there, three from the start on; at 2: three, two; at 4: three, one. No label is
+    given twice at 1 and 2; at 4 two of four are 1."""
     model = Scripted(PREDICTED, 5)
     row = evaluate(model, spec_of(DenseWritten(TARGETS), 4), CPU)
     assert row == {
         "accuracy": {"1": 4 / 4, "2": 3 / 4, "4": 3 / 4},
         "sequence_accuracy": {"1": 3 / 4, "2": 2 / 4, "4": 1 / 4},
+        "majority_accuracy": {"1": 1 / 4, "2": 1 / 4, "4": 2 / 4},
     }
     assert model.batches == [3, 1], "four samples in batches of three"
 
@@ -130,7 +132,8 @@ def test_every_sample_counts_once_however_batches_are_cut(samples, batches):
 
 def test_a_wrong_answer_far_beyond_the_reported_length_does_not_count():
     row = evaluate(Scripted(PREDICTED, 5), spec_of(DenseWritten(TARGETS), 3, lengths=(3,)), CPU)
-    assert row == {"accuracy": {"3": 1.0}, "sequence_accuracy": {"3": 2 / 3}}
+    assert row["accuracy"] == {"3": 1.0}
+    assert row["sequence_accuracy"] == {"3": 2 / 3}
 
 
 # Sequences of one answer each; a length counts the answer, so length 8 is seven tokens.
@@ -170,6 +173,12 @@ def test_the_majority_answer_is_counted_over_all_samples():
     row = evaluate(last_model(said=[4] * 5), spec_of(last_task(), 5, batch=2), CPU)
     assert row["majority_scaled_accuracy"] == pytest.approx(0.5)
     assert row["scaled_accuracy"] == pytest.approx(-0.25)
+
+
+def test_the_majority_answer_of_a_bin_is_that_of_its_own_samples():
+    """4-5 have the answers 1 and 3, one each; 6-8 have 3, 3 and 0."""
+    row = evaluate(last_model(), spec_of(last_task(), 5, batch=2), CPU)
+    assert row["majority_accuracy"] == {"4-5": 1 / 2, "6-8": pytest.approx(2 / 3)}
 
 
 def test_bins_without_samples_are_left_out():

@@ -15,7 +15,7 @@ class AutomatonOptions:
     regex: str | None = None  # syntax of re.fullmatch, without back-references and look-around
     alphabet: str | None = None  # the letters a regex is over, such as ab
     dfa: Path | None = None  # JSON file: alphabet, transitions, start, accepting
-    group: str | None = None  # S5, A5, Z7, D4, Q8, M11
+    group: str | None = None  # S5, A5, Z7, D4, Q8, M11: where is one point? (not `--task s5`: the product)
 
 
 def read_automaton(given: AutomatonOptions) -> tuple[str, DFA]:

@@ -12,12 +12,13 @@ from statetrack.commands.flags import parse
 from statetrack.commands.progress import progress_bars
 from statetrack.experiments.demo import MULTIPLES, DemoRun, runs
 from statetrack.files import write_atomically
-from statetrack.report.figures import Curve, Panel, accuracy_against_length
-from statetrack.report.page import write_page
+from statetrack.report.figures import Curve, Panel, accuracy_against_length, panel_pictures
+from statetrack.report.page import embedded, write_page
 from statetrack.run import run
 from statetrack.training import Options
 
 TITLE = "The same linear RNN, with and without negative eigenvalues"
+COMMONEST = "always the commonest"  # the answer of a model that has learned nothing else
 
 
 @dataclass(frozen=True)
@@ -43,34 +44,45 @@ def main(arguments: Sequence[str]) -> None:
             )  # a run that was already finished reports no progress
             results.append(done)
     length = (planned[0].spec.training.train_lengths or (0, 0))[1]
-    rows = [_row(r, done, length) for r, done in zip(planned, results, strict=True)]
+    rows = _rows(planned, results, length)
     _print_table(rows, length)
-    figure = accuracy_against_length(_panels(planned, results, length), TITLE)
-    write_atomically(out / "accuracy.png", [figure])
-    _write_report(out / "report.html", figure, planned, results, rows, length)
+    panels = _panels(planned, results, length)
+    write_atomically(out / "accuracy.png", [accuracy_against_length(panels, TITLE)])
+    _write_report(out / "report.html", panels, planned, results, rows)
     print(f"\n{time.monotonic() - started:.0f} s. See {out / 'accuracy.png'} and {out / 'report.html'}")
 
 
-def _row(r: DemoRun, done: dict[str, Any], length: int) -> dict[str, Any]:
-    accuracy = done["metrics"]["accuracy"]
-    return {
-        "task": r.panel,
-        "model": r.model,
-        "eigenvalues": r.eigenvalues,
-        "values": [accuracy[str(m * length)] for m in MULTIPLES],
-        "chance": r.spec.task.chance,
-        "seconds": done["seconds"],
-    }
+def _rows(planned: list[DemoRun], results: list[dict[str, Any]], length: int) -> list[dict[str, Any]]:
+    """A row per run, and after those of a task one for always giving the commonest answer."""
+    rows = []
+    for panel in dict.fromkeys(r.panel for r in planned):
+        own = [(r, done) for r, done in zip(planned, results, strict=True) if r.panel == panel]
+        rows += [
+            {
+                "task": panel,
+                "model": r.model,
+                "eigenvalues": r.eigenvalues,
+                "values": [done["metrics"]["accuracy"][str(m * length)] for m in MULTIPLES],
+                "seconds": done["seconds"],
+            }
+            for r, done in own
+        ]
+        # Runs of earlier versions did not count the answers; all answers of these tasks are equally likely.
+        r, done = own[0]
+        majority = done["metrics"].get("majority_accuracy", {})
+        guesses = [majority.get(str(m * length), r.spec.task.chance) for m in MULTIPLES]
+        rows.append({"task": panel, "model": COMMONEST, "eigenvalues": "", "values": guesses})
+    return rows
 
 
 def _print_table(rows: list[dict[str, Any]], length: int) -> None:
     """Accuracy by length, aligned; the same text in a terminal and in a file."""
     print(f"\nAccuracy at one position, trained on length {length}:\n")
     columns = "".join(f"{f'{m}x = {m * length}':>11}" for m in MULTIPLES)
-    print(f"{'task':<26}{'model':<10}{'eigenvalues':<12}{columns}{'chance':>9}")
+    print(f"{'task':<26}{'model':<10}{'eigenvalues':<12}{columns}")
     for row in rows:
         values = "".join(f"{value:>11.3f}" for value in row["values"])
-        print(f"{row['task']:<26}{row['model']:<10}{row['eigenvalues']:<12}{values}{row['chance']:>9.3f}")
+        print(f"{row['task']:<26}" + f"{row['model']:<10}{row['eigenvalues']}".ljust(22) + values)
 
 
 def _panels(planned: list[DemoRun], results: list[dict[str, Any]], length: int) -> list[Panel]:
@@ -84,12 +96,13 @@ def _panels(planned: list[DemoRun], results: list[dict[str, Any]], length: int) 
     return [Panel(title, curves, length, chance[title]) for title, curves in panels.items()]
 
 
-def _write_report(path: Path, figure: bytes, planned: list[DemoRun], results, rows, length: int) -> None:
+def _write_report(path: Path, panels: list[Panel], planned: list[DemoRun], results, rows) -> None:
+    length = panels[0].train_length
     machines = sorted({f"{d['machine']['device']}, torch {d['machine']['torch']}" for d in results})
     write_page(
         path,
         "demo.html",
-        figure=figure,
+        pictures=[(p.title, embedded(svg)) for p, svg in zip(panels, panel_pictures(panels), strict=True)],
         title=TITLE,
         lead=f"Every model saw sequences of {length} tokens only. Beyond that it must carry a state that "
         "never fades. With eigenvalues in [0,1] no finite-precision linear RNN can do so for parity "

@@ -42,16 +42,17 @@ def as_text(found: Diagnosis) -> str:
         f"Trained to length {found.train_length}. Different states lie {found.separation:.3g} apart "
         "(median distance to the nearest other).",
         "",
-        f"{'length':>8}{'spread':>12}{'closeness':>12}{'accuracy':>12}",
+        f"{'length':>8}{'spread':>12}{'closeness':>12}{'accuracy':>12}{'majority':>12}",
     ]
     every = max(1, len(found.positions) // SHOWN)
-    rows = list(zip(found.positions, found.spread, found.closeness, found.accuracy, strict=True))
-    for t, spread, closeness, accuracy in rows[::-every][::-1]:
-        lines.append(f"{t:>8}{spread:>12.3g}{closeness:>12.3f}{accuracy:>12.3f}")
+    columns = found.positions, found.spread, found.closeness, found.accuracy, found.majority
+    for t, spread, closeness, accuracy, majority in list(zip(*columns, strict=True))[::-every][::-1]:
+        lines.append(f"{t:>8}{spread:>12.3g}{closeness:>12.3f}{accuracy:>12.3f}{majority:>12.3f}")
     lines += [
         "",
         "spread: distance of the states of one element from their centre; closeness: 90 % quantile of the "
-        "way towards the nearest wrong centre, 0.5 on the border.",
+        "way towards the nearest wrong centre, 0.5 on the border; majority: the accuracy of always "
+        "giving the commonest answer.",
     ]
     lines += ["", *_verdict(found)]
     return "\n".join(lines)

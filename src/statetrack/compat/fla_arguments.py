@@ -82,8 +82,8 @@ def refuse_context(op: str, cp_context: Any) -> None:
     if cp_context is not None:
         raise UserError(
             f"{op}: cp_context, one sequence over several devices, is not offered. Share the batch instead "
-            "(torchrun, docs/architecture.md), or pass the last state of one piece on as the initial_state "
-            "of the next."
+            "(torchrun, docs/first-steps.md), or pass the last state of one piece on as the "
+            "initial_state of the next."
         )
 
 

@@ -1,6 +1,7 @@
 """The page of `explain --html`: an automaton, its verdicts, and a network that runs in the browser."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ MAX_LEVELS, MAX_LEVEL_SIZE = 24, 64
 CONTEXTS, NUMBERS = 20_000, 300_000  # limits that keep a page below a few megabytes
 TRIED_STATES = 16  # with more states only the automatic strategy is compiled
 LONGEST_WORD = 5_000
+EXPLAINED_LETTERS = 12  # whose permutations are written out
 WITNESS_REPEATS = 6
 
 TITLES = {
@@ -47,6 +49,7 @@ def write_automaton_page(
         conclusion=found.conclusion()[0],
         cheapest=found.cheapest.name,
         alphabet=list(dfa.alphabet),
+        letters=letter_cycles(dfa),
         states=dfa.n_states,
         drawn_limit=DRAWN_STATES,
         svg=markupsafe(dfa.to_svg()) if dfa.n_states <= DRAWN_STATES else None,
@@ -120,6 +123,28 @@ def example_word(dfa: DFA, length: int = 10) -> str:
         seen[state] = seen.get(state, 0) + 1
         word.append(letter)
     return spell(tuple(word), dfa)
+
+
+def letter_cycles(dfa: DFA) -> list[tuple[str, str]]:
+    """Every letter with the cycles in which it permutes the states. Empty if one does not, or for many."""
+    tables = [(letter, dfa.transitions[letter]) for letter in dfa.alphabet[:EXPLAINED_LETTERS]]
+    if dfa.n_states > DRAWN_STATES or any(sorted(table) != list(range(dfa.n_states)) for _, table in tables):
+        return []
+    return [(letter, _cycles(table)) for letter, table in tables]
+
+
+def _cycles(permutation: Sequence[int]) -> str:
+    """Cycle notation, without fixed points: [1, 0, 2] is (0 1)."""
+    seen: set[int] = set()
+    found = []
+    for first in range(len(permutation)):
+        cycle = [first]
+        while (following := permutation[cycle[-1]]) != first:
+            cycle.append(following)
+        if len(cycle) > 1 and first not in seen:
+            found.append(f"({' '.join(map(str, cycle))})")
+        seen |= {*cycle}
+    return "".join(found) or "the identity"
 
 
 def spell(word: tuple[str, ...], dfa: DFA) -> str:

@@ -1,6 +1,5 @@
 """From result files to report.html, figure.png and figure.pdf. Reads results, never trains."""
 
-import base64
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any
 from statetrack.files import write_atomically
 from statetrack.report.coverage import missing, partial
 from statetrack.report.item_figures import item_figure, learning_curves
-from statetrack.report.page import write_page
+from statetrack.report.page import embedded, write_page
 from statetrack.report.results import ItemResults, Result
 from statetrack.report.run_details import machines
 from statetrack.report.summary import judge, summarise
@@ -21,16 +20,16 @@ DIFFERENCE = "The difference compares best with best, or median with median wher
 def write_report(results: ItemResults, folder: Path) -> Path:
     """Write the page and the pictures of one item; returns the page's path."""
     figure = item_figure(results)
-    for kind, data in figure.items():
-        write_atomically(folder / f"figure.{kind}", [data])
+    for kind in ("png", "pdf"):
+        write_atomically(folder / f"figure.{kind}", [figure[kind]])
     rows = summarise(results)
     columns, lines = table(rows, results.item.measure)
     page = folder / "report.html"
     write_page(
         page,
         "item.html",
-        figure=figure["png"],
-        learning=base64.b64encode(learning_curves(results)).decode(),
+        figure=embedded(figure["svg"]),
+        learning=embedded(learning_curves(results)),
         title=results.item.what,
         name=results.item.name,
         label=results.item.paper_label,
@@ -65,7 +64,7 @@ def write_overview(pages: Sequence[tuple[ItemResults, Path]], folder: Path) -> P
         for results, page in pages
     ]
     path = folder / "index.html"
-    write_page(path, "overview.html", figure=b"", entries=entries)
+    write_page(path, "overview.html", entries=entries)
     return path
 
 

@@ -56,6 +56,22 @@ def mark_training_length(axis, length: int) -> None:
     )
 
 
+def mark_guessing(axis, value: float) -> None:
+    """A dotted line at what guessing gives, named at its right end."""
+    axis.axhline(value, color="#777777", linestyle=(0, (1, 2)), linewidth=1.0, zorder=0)
+    axis.annotate(
+        "guessing",
+        (1, value),
+        (0, 2),
+        xycoords=("axes fraction", "data"),
+        textcoords="offset points",
+        ha="right",
+        va="bottom",
+        fontsize=6.5,
+        color="#666666",
+    )
+
+
 def tidy(axis) -> None:
     axis.grid(axis="y", color="#e8e8e8", zorder=0)
     axis.spines[["top", "right"]].set_visible(False)

@@ -57,8 +57,8 @@ def save(figure, kind: str) -> bytes:
 
 
 def accuracy_against_length(panels: Sequence[Panel], title: str) -> bytes:
-    """A PNG with one panel per task: training length dotted, chance as a thin grey line."""
-    figure = new_figure(4.6 * len(panels), 3.6, dpi=150)
+    """A PNG with one panel per task: training length dotted, guessing as a thin grey line."""
+    figure = new_figure(4.6 * len(panels), 4.0, dpi=150)
     axes = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
     models = list(dict.fromkeys(curve.model for panel in panels for curve in panel.curves))
     for axis, panel in zip(axes, panels, strict=True):
@@ -66,6 +66,19 @@ def accuracy_against_length(panels: Sequence[Panel], title: str) -> bytes:
     axes[0].set_ylabel("accuracy at that position")
     figure.suptitle(title, fontsize=12)
     return save(figure, "png")
+
+
+def panel_pictures(panels: Sequence[Panel]) -> list[bytes]:
+    """The same panels as one SVG each, for a page that places them side by side or below each other."""
+    models = list(dict.fromkeys(curve.model for panel in panels for curve in panel.curves))
+    pictures = []
+    for panel in panels:
+        figure = new_figure(4.2, 3.8)
+        axis = figure.subplots()
+        _draw(axis, panel, models)
+        axis.set_ylabel("accuracy at that position")
+        pictures.append(save(figure, "svg"))
+    return pictures
 
 
 def _draw(axis, panel: Panel, models: Sequence[str]) -> None:
@@ -85,7 +98,7 @@ def _draw(axis, panel: Panel, models: Sequence[str]) -> None:
         )
     axis.axvline(panel.train_length, color="#666666", linestyle=":", linewidth=1.2)
     axis.annotate(
-        "trained up to here",
+        f"trained on {panel.train_length}",
         (panel.train_length, 0.28),
         (4, 0),
         textcoords="offset points",
@@ -93,6 +106,16 @@ def _draw(axis, panel: Panel, models: Sequence[str]) -> None:
         color="#444444",
     )
     axis.axhline(panel.chance, color="#bbbbbb", linewidth=0.8, zorder=0)
+    axis.annotate(
+        "guessing",
+        (1, panel.chance),
+        (0, 9),
+        xycoords=("axes fraction", "data"),
+        textcoords="offset points",
+        ha="right",
+        fontsize=7.5,
+        color="#666666",
+    )
     axis.set(title=panel.title, xlabel="sequence length (tokens)", ylim=(-0.03, 1.06))
     axis.set_xscale("log", base=2)
     ticks = [panel.train_length * m for m in (0.25, 0.5, 1, 2, 4, 8) if panel.train_length * m >= 4]
@@ -100,4 +123,6 @@ def _draw(axis, panel: Panel, models: Sequence[str]) -> None:
     axis.minorticks_off()
     axis.grid(axis="y", color="#eeeeee", zorder=0)
     axis.spines[["top", "right"]].set_visible(False)
-    axis.legend(fontsize=8, loc="center right", bbox_to_anchor=(1.0, 0.74), framealpha=0.9, handlelength=3.6)
+    axis.legend(
+        fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=2, frameon=False, handlelength=3.6
+    )

@@ -1,7 +1,10 @@
 """The figures of an item: curves over length, a grid of them, dots for a table, and learning curves."""
 
+import math
 from collections.abc import Callable, Sequence
 from textwrap import wrap
+
+import numpy as np
 
 from statetrack.report import drawing, figures
 from statetrack.report.coverage import partial
@@ -13,16 +16,17 @@ from statetrack.report.text import scale_words
 MAX_POINTS = 400  # of a learning curve
 
 
-def item_figure(results: ItemResults) -> dict[str, bytes]:
-    """The figure of the item, as PNG and PDF."""
+def item_figure(results: ItemResults, kinds: Sequence[str] = ("svg", "png", "pdf")) -> dict[str, bytes]:
+    """The figure of the item: as PNG and PDF with a title, as SVG without one, for pages, which have it."""
     rows = [row for row in summarise(results) if row.chosen]
     draw: dict[str, Callable] = {"curves": _curves, "grid": _grid, "dots": _dots}
     figure = draw[results.item.figure](results, rows)
+    saved = {"svg": figures.save(figure, "svg")} if "svg" in kinds else {}
     columns = int(12 * figure.get_figwidth())  # characters that fit at this size
     lines = (results.item.what, scale_words(results.scale), partial(results))
     title = "\n".join(line for text in lines for line in wrap(text, columns))
     figure.suptitle(title, fontsize=11)
-    return {kind: figures.save(figure, kind) for kind in ("png", "pdf")}
+    return saved | {kind: figures.save(figure, kind) for kind in kinds if kind != "svg"}
 
 
 def _curves(results: ItemResults, rows: list[Row]):
@@ -176,7 +180,11 @@ def _dots(results: ItemResults, rows: list[Row]):
 
 
 def learning_curves(results: ItemResults) -> bytes:
-    """A PNG of training loss against step: one panel per task, one thin line per run of the table."""
+    """An SVG of training loss against step, a panel per task.
+
+    The line of a model is the median over its seeds, its band goes from the lowest to the highest seed. A
+    dotted line marks guessing: -ln(chance), the loss of giving every possible answer the same probability.
+    """
     rows = [row for row in summarise(results) if row.chosen]
     panels = list(dict.fromkeys(row.run.panel for row in rows))
     families = drawing.families_of([row.run for row in rows])
@@ -184,23 +192,35 @@ def learning_curves(results: ItemResults) -> bytes:
     axes = figure.subplots(1, max(1, len(panels)), squeeze=False)[0]
     handles = {}
     for axis, panel in zip(axes, panels):
-        for row in (row for row in rows if row.run.panel == panel):
+        shown = [row for row in rows if row.run.panel == panel]
+        for row in shown:
             look = drawing.look(row.run, families)
+            steps, low, middle, high = loss_band(row.chosen)
             style = {"color": look["color"], "linestyle": look["linestyle"]}
-            for result in row.chosen:
-                (handles[drawing.name(row.run)],) = axis.plot(*_losses(result), linewidth=1.1, **style)
+            if len(row.chosen) > 1:
+                axis.fill_between(steps, low, high, color=look["color"], alpha=0.16, linewidth=0)
+            (handles[drawing.name(row.run)],) = axis.plot(steps, middle, linewidth=1.3, **style)
+        drawing.mark_guessing(axis, -math.log(shown[0].run.spec.task.chance))
         axis.set_title(panel, fontsize=10)
         axis.set(xlabel="training step", yscale="log")
+        axis.locator_params(axis="x", nbins=4)  # numbers of steps are long
         drawing.tidy(axis)
     axes[0].set_ylabel("training loss (nats)")
     _legend(figure, handles, panels)
-    return figures.save(figure, "png")
+    return figures.save(figure, "svg")
 
 
-def _losses(result: Result) -> tuple[list[int], list[float]]:
-    rows = result.rows()
-    rows = rows[:: max(1, len(rows) // MAX_POINTS)]
-    return [row["step"] for row in rows], [max(row["loss"], LOSS_FLOOR) for row in rows]
+def loss_band(seeds: Sequence[Result]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Steps, and the lowest, median and highest loss of the seeds there.
+
+    Kept runs have fewer rows, at steps of their own; between two of them the logarithm is interpolated.
+    """
+    curves = [[(row["step"], max(row["loss"], LOSS_FLOOR)) for row in seed.rows()] for seed in seeds]
+    steps = np.array(sorted({step for curve in curves for step, _ in curve}))
+    steps = steps[:: max(1, len(steps) // MAX_POINTS)]
+    logs = [np.interp(steps, [s for s, _ in curve], np.log([x for _, x in curve])) for curve in curves]
+    low, middle, high = np.exp(np.quantile(logs, [0, 0.5, 1], axis=0))
+    return steps, low, middle, high
 
 
 def _unit(results: ItemResults) -> str:

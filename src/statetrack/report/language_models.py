@@ -64,12 +64,13 @@ def training_curves(
 ):
     """One line per label: the median over seeds; the band goes from the lowest to the highest seed."""
     figure = figures.new_figure(6.0, 3.6)
-    axis, lowest = figure.subplots(), np.inf
+    axis, lowest, handles = figure.subplots(), np.inf, {}
     for label, curves in runs.items():
         common = sorted(set.intersection(*(set(curve.x) for curve in curves)))
         values = np.array([[dict(zip(c.x, c.loss, strict=True))[at] for at in common] for c in curves])
         style = _look(label, list(runs))
-        axis.plot(common, np.median(values, axis=0), label=_with_seeds(label, curves), linewidth=1.6, **style)
+        median = np.median(values, axis=0)
+        (handles[_with_seeds(label, curves)],) = axis.plot(common, median, linewidth=1.6, **style)
         if len(curves) > 1:
             _band(axis, common, values.min(0), values.max(0), style)
         lowest = min(lowest, values.min())
@@ -78,7 +79,7 @@ def training_curves(
     axis.set(xlabel=x, ylabel=y, ylim=(lowest - 0.05 * (highest - lowest), highest))
     axis.set_xlim(left=0)
     drawing.tidy(axis)
-    axis.legend(fontsize=8, handlelength=3.4)
+    _legend_below(figure, handles, 3)
     return figure
 
 

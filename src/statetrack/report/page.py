@@ -11,11 +11,15 @@ from statetrack.files import write_text
 TEMPLATES = Path(__file__).parent / "templates"
 
 
-def write_page(path: Path, template_name: str, *, figure: bytes, **values: Any) -> None:
+def write_page(path: Path, template_name: str, **values: Any) -> None:
     """Fill a template; every value is escaped."""
     page, _ = template(template_name)
-    encoded = base64.b64encode(figure).decode()
-    write_text(path, page.render(figure=encoded, **values) + "\n")
+    write_text(path, page.render(**values) + "\n")
+
+
+def embedded(svg: bytes) -> str:
+    """A picture as the address of an <img>, which carries the picture itself."""
+    return f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}"
 
 
 def template(name: str) -> tuple[Any, Callable[[str], str]]:

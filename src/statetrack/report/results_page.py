@@ -3,7 +3,6 @@
 Every number comes from the runs. The Markdown stands between two markers in a file whose other text stays.
 """
 
-import base64
 import os
 import re
 from collections import Counter
@@ -17,7 +16,7 @@ from statetrack.files import write_text
 from statetrack.report.cells import KINDS, Cell, cells_of
 from statetrack.report.coverage import partial
 from statetrack.report.item_figures import item_figure
-from statetrack.report.page import write_page
+from statetrack.report.page import embedded, write_page
 from statetrack.report.records import RECORDS
 from statetrack.report.results import ItemResults, Result, read_index
 from statetrack.report.run_details import Table, details, machines
@@ -68,7 +67,7 @@ class Section:
     def pictures(self) -> list[bytes]:
         """The figure of the item, and those of other items with the same runs."""
         views = [of for of in ITEMS.values() if of.runs is self.results.item.runs]
-        return [item_figure(replace(self.results, item=of))["png"] for of in views]
+        return [item_figure(replace(self.results, item=of), ["svg"])["svg"] for of in views]
 
     def panels(self) -> list[Panel]:
         titles = dict.fromkeys(cell.panel for cell in self.cells)
@@ -204,7 +203,7 @@ def _write_html(sections: Sequence[Section], page: Path) -> None:
                 "link": None
                 if section.report is None
                 else Path(os.path.relpath(section.report, page.parent)).as_posix(),
-                "pictures": [base64.b64encode(png).decode() for png in section.pictures()] if has_run else [],
+                "pictures": [embedded(svg) for svg in section.pictures()] if has_run else [],
                 "panels": section.panels(),
                 "orderings": section.orderings(),
                 "judged_on": judged_on(section.results),
@@ -214,7 +213,6 @@ def _write_html(sections: Sequence[Section], page: Path) -> None:
     write_page(
         page,
         "results.html",
-        figure=b"",
         scale=scale_words(sections[0].results.scale),
         key=KEY,
         summary=_summary(sections),

@@ -20,6 +20,8 @@ from statetrack.training.ranks import Ranks
 def evaluate(model: Model, spec: RunSpec, device: torch.device, ranks: Ranks | None = None) -> dict:
     """Accuracy at every length of the spec; the keys are those of one line of metrics.jsonl.
 
+    every task with labels: `majority_accuracy`, what always giving the most frequent answer of these samples
+    would score at each length (or in each bin): an accuracy means something only above it;
     dense tasks: `accuracy`, the label at exactly that position; `sequence_accuracy`, every label up to it;
     last-position tasks: `accuracy` in bins between the lengths, and `scaled_accuracy` over all samples, where
     0 is guessing and 1 is perfect; `majority_scaled_accuracy` is what always giving the most frequent answer
@@ -47,15 +49,19 @@ def _dense(model: Model, spec: RunSpec, generator: Generator, device: torch.devi
     lengths = list(spec.evaluation.eval_lengths or ())
     samples = spec.evaluation.eval_samples
     right = torch.zeros(2, len(lengths), dtype=torch.float64)
+    answers = torch.zeros(len(lengths), spec.task.n_classes, dtype=torch.long)
     for size in _batch_sizes(samples, spec):
         batch = spec.task.sample(size, (lengths[-1], lengths[-1]), generator)
         correct = _predict(model, spec, batch.inputs, device) == batch.targets
         unbroken = correct.cummin(1).values
         right += torch.stack([x[:, lengths].double().sum(0) for x in (correct, unbroken)]).cpu()
-    accuracy, sequence = (right / samples).tolist()
+        given = batch.targets[:, lengths].T.cpu()
+        answers.scatter_add_(1, given, torch.ones_like(given))
+    shares = [*right / samples, answers.max(1).values.double() / samples]
+    names = ("accuracy", "sequence_accuracy", "majority_accuracy")
     return {
-        "accuracy": dict(zip(map(str, lengths), accuracy, strict=True)),
-        "sequence_accuracy": dict(zip(map(str, lengths), sequence, strict=True)),
+        name: dict(zip(map(str, lengths), share.tolist(), strict=True))
+        for name, share in zip(names, shares, strict=True)
     }
 
 
@@ -64,18 +70,20 @@ def _last(model: Model, spec: RunSpec, generator: Generator, device: torch.devic
     edges = list(spec.evaluation.eval_lengths or ())
     samples = spec.evaluation.eval_samples
     lengths = spec.task.draw_lengths(samples, (edges[0], edges[-1]), generator).sort().values
-    correct, start = [], 0
-    answers = torch.zeros(spec.task.n_classes, dtype=torch.long, device=generator.device)
+    correct, answers, start = [], [], 0
     for size in _batch_sizes(samples, spec):
         batch = spec.task.fill(lengths[start : start + size], generator)
         at = answer_positions(batch.targets)
         targets = batch.targets.gather(1, at)[:, 0]
         correct.append(_predict(model, spec, batch.inputs, device, at)[:, 0] == targets)
-        answers += torch.bincount(targets, minlength=spec.task.n_classes)
+        answers.append(targets.cpu())
         start += size
-    right = torch.cat(correct).double().cpu()
-    bins = {name: right[inside].mean().item() for name, inside in _bins(edges, lengths)}
-    return {"accuracy": bins} | _scaled(spec, right.mean().item(), answers)
+    right, given = torch.cat(correct).double().cpu(), torch.cat(answers)
+    bins = list(_bins(edges, lengths))
+    return {
+        "accuracy": {name: right[inside].mean().item() for name, inside in bins},
+        "majority_accuracy": {name: _majority(given[inside]) for name, inside in bins},
+    } | _scaled(spec, right.mean().item(), _majority(given))
 
 
 def _given(model: Model, spec: RunSpec, generator: Generator, device: torch.device) -> dict:
@@ -90,24 +98,27 @@ def _given(model: Model, spec: RunSpec, generator: Generator, device: torch.devi
         )
     rows = rows[torch.randperm(len(rows), generator=generator)[: spec.evaluation.eval_samples]]
     lengths, by_length = stored.lengths[rows].sort(stable=True)
-    right, labels, start = [], [], 0
-    answers = torch.zeros(spec.task.n_classes, dtype=torch.long)
+    right, answers, start = [], [], 0
     for size in _batch_sizes(len(rows), spec):
         chosen = by_length[start : start + size]
         batch = stored.batch(rows[chosen], int(stored.lengths[rows[chosen]].max()))
         counts = batch.targets != IGNORE
         right.append(((_predict(model, spec, batch.inputs, device) == batch.targets) & counts).sum(1))
-        labels.append(counts.sum(1))
-        answers += torch.bincount(batch.targets[counts], minlength=spec.task.n_classes)
+        answers += [row[kept] for row, kept in zip(batch.targets, counts, strict=True)]
         start += size
-    hits, asked = torch.cat(right).double(), torch.cat(labels).double()
+    hits = torch.cat(right).double()
+    asked = torch.tensor([len(labels) for labels in answers], dtype=torch.float64)
     bins = list(_bins(edges, lengths))
+    majority = {
+        name: _majority(torch.cat(list(itertools.compress(answers, inside)))) for name, inside in bins
+    }
     return {
         "accuracy": {name: (hits[inside].sum() / asked[inside].sum()).item() for name, inside in bins},
         "sequence_accuracy": {
             name: (hits[inside] == asked[inside]).double().mean().item() for name, inside in bins
         },
-    } | _scaled(spec, (hits.sum() / asked.sum()).item(), answers)
+        "majority_accuracy": majority,
+    } | _scaled(spec, (hits.sum() / asked.sum()).item(), _majority(torch.cat(answers)))
 
 
 def _bins(edges: list[int], lengths: Tensor) -> Iterator[tuple[str, Tensor]]:
@@ -119,10 +130,14 @@ def _bins(edges: list[int], lengths: Tensor) -> Iterator[tuple[str, Tensor]]:
             yield f"{low}-{high if i == len(edges) - 2 else high - 1}", inside
 
 
-def _scaled(spec: RunSpec, accuracy: float, answers: Tensor) -> dict:
-    """The accuracy scaled to 0 for guessing and 1 for perfect, and that of always giving the commonest of
-    `answers` (classes,), which counts them."""
-    chance, majority = spec.task.chance, answers.max().item() / answers.sum().item()
+def _majority(answers: Tensor) -> float:
+    """The share of the most frequent of some answers (n,)."""
+    return answers.bincount().max().item() / len(answers)
+
+
+def _scaled(spec: RunSpec, accuracy: float, majority: float) -> dict:
+    """The accuracy and that of always giving the commonest answer, scaled: 0 is guessing, 1 is perfect."""
+    chance = spec.task.chance
     return {
         "scaled_accuracy": (accuracy - chance) / (1 - chance),
         "majority_scaled_accuracy": (majority - chance) / (1 - chance),

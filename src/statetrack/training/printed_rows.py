@@ -8,10 +8,14 @@ from typing import Any
 def print_row(step: int, row: dict[str, Any]) -> None:
     """One readable line per row of metrics."""
     parts = [f"step {step:>7}", f"loss {row['loss']:.4f}", *_speed(row)]
-    parts += [f"acc@{length} {value:.3f}" for length, value in row.get("accuracy", {}).items()]
+    majority = row.get("majority_accuracy", {})
+    for length, value in row.get("accuracy", {}).items():
+        beside = f" (majority {majority[length]:.3f})" if length in majority else ""
+        parts.append(f"acc@{length} {value:.3f}{beside}")
     if "scaled_accuracy" in row:
-        majority = row["majority_scaled_accuracy"]
-        parts.append(f"scaled {row['scaled_accuracy']:.3f} (majority answer {majority:.3f})")
+        parts.append(
+            f"scaled {row['scaled_accuracy']:.3f} (majority answer {row['majority_scaled_accuracy']:.3f})"
+        )
     if "heldout_loss" in row:
         parts.append(f"heldout {row['heldout_loss']:.4f}")
         parts += [f"ppl@{edge} {value:.2f}" for edge, value in row["perplexity"].items()]

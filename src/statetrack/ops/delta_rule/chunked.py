@@ -10,7 +10,7 @@ the chunk's start (G = 0 without a gate):
 b in [0, 2] changes no equation. Only U and S depend on the chunk before, so everything else is computed for
 all chunks at once and the loop over chunks holds two matrix products. Arithmetic is float32 (float64 for
 float64 inputs) at every length: near b = 2 rounding errors do not decay, and half precision would not
-suffice. Derivation, forward and backward: docs/delta_rule.md, "Forward" and "Backward".
+suffice. Derivation, forward and backward: docs/internals/delta_rule.md, "Forward" and "Backward".
 """
 
 from dataclasses import dataclass

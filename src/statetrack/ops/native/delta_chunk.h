@@ -1,4 +1,4 @@
-// One chunk of the delta rule for one sequence and head, as both directions see it (docs/delta_rule.md):
+// One chunk of the delta rule for one sequence and head, as both directions see it (docs/internals/delta_rule.md):
 //
 //     P = strictly_lower(K K^T o exp(G_i - G_j))        A = lower(Q K^T o exp(G_i - G_j))
 //

@@ -115,7 +115,10 @@ function draw() {
   for (const id of ["step", "last"]) at(id).disabled = here === word.length;
   drawTape(here);
   drawPicture(here, state);
-  network.levels.forEach((level, i) => drawLevel(i, level, network.now.levels[i], network.now.letter));
+  // before the first step: what the first letter will do
+  const coming = here === 0 && word.length > 0;
+  const shown = coming ? network.preview(word[0]) : network.now;
+  network.levels.forEach((level, i) => drawLevel(i, level, shown.levels[i], shown.letter, coming));
 }
 
 function drawTape(here) {
@@ -133,7 +136,7 @@ function drawTape(here) {
 }
 
 function drawPicture(here, state) {
-  for (const old of document.querySelectorAll(".picture .now, .picture .taken")) old.classList.remove("now", "taken");
+  for (const old of document.querySelectorAll(".picture > svg .now, .picture > svg .taken")) old.classList.remove("now", "taken");
   document.getElementById(`state-${state}`)?.classList.add("now");
   if (here === 0) return;
   const from = network.history[here - 1].state;

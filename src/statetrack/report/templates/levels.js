@@ -45,7 +45,7 @@ function circle(i, n) {
   );
   for (let k = 0; k < n; k++) picture.append(svg("circle", { class: "dot", r: 5 }));
   picture.append(svg("g", { class: "times" }));
-  return element("figure", { class: "circle", id: `circle-${i}` }, picture, element("figcaption", {}, "eigenvalues of A"));
+  return element("figure", { class: "circle upcoming", id: `circle-${i}` }, picture, element("figcaption", {}, "eigenvalues of A"));
 }
 
 function buildLevels() {
@@ -54,7 +54,7 @@ function buildLevels() {
       const n = level.size;
       const side = Math.max(5, Math.min(26, Math.floor((n > 9 ? 270 : 170) / n)));
       const figure = (id, caption, columns, width) =>
-        element("figure", {}, cells(id, n, columns, side, width), element("figcaption", {}, caption));
+        element("figure", { class: /^[AB]-/.test(id) ? "upcoming" : "" }, cells(id, n, columns, side, width), element("figcaption", {}, caption));
       const sign = (text) => element("span", { class: "sign" }, text);
       const card = element("section", { class: n > 9 ? "card wide" : "card", id: `level-${i}` });
       card.append(
@@ -69,7 +69,8 @@ function buildLevels() {
   );
 }
 
-function drawLevel(i, level, now, letter) {
+// `coming`: the letter is not read yet, so A and B are shown for it, and no result.
+function drawLevel(i, level, now, letter, coming) {
   const n = level.size;
   const roomy = n <= 15;
   const blank = new Array(n).fill(null);
@@ -78,9 +79,11 @@ function drawLevel(i, level, now, letter) {
   fill(`old-${i}`, now.old ?? blank, roomy);
   fill(`B-${i}`, action ? action.B : blank, roomy);
   const current = action ? now.current : largest(level.H0);
-  fill(`h-${i}`, now.h, roomy, level.contains_states ? current : undefined);
-  at(`doing-${i}`).textContent = action ? `The letter ${visible(alphabet[letter])} ${action.text}${context(i, level, now.symbol)}.` : "No letter read yet: h is the start vector.";
-  at(`reading-${i}`).textContent = action ? reading(level, now) : "";
+  fill(`h-${i}`, coming ? blank : now.h, roomy, coming || !level.contains_states ? undefined : current);
+  at(`level-${i}`).classList.toggle("coming", coming);
+  const next = coming ? "No letter read yet: h is the start vector. Next: the" : "The";
+  at(`doing-${i}`).textContent = action ? `${next} letter ${visible(alphabet[letter])} ${action.text}${context(i, level, now.symbol)}.` : "No letter read yet: h is the start vector.";
+  at(`reading-${i}`).textContent = action && !coming ? reading(level, now) : "";
   drawCircle(i, action ? action.eigenvalues : []);
 }
 

@@ -16,6 +16,11 @@ class Network {
   }
 
   step(letter) {
+    this.history.push(this.preview(letter));
+  }
+
+  // what a step would give
+  preview(letter) {
     const before = this.now;
     let symbol = letter;
     let state = before.state;
@@ -25,7 +30,7 @@ class Network {
       symbol = result.output;
       return result;
     });
-    this.history.push({ state, levels, letter });
+    return { state, levels, letter };
   }
 
   back() {

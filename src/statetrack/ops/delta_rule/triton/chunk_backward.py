@@ -1,7 +1,7 @@
 """The delta rule over any length, in chunks, backward: two to four Triton kernels.
 
 Per chunk, with D the gradient of the state that leaves it, S the state that entered, and E, U, A, `inverse`
-of the forward (docs/delta_rule.md, "Chunks"):
+of the forward (docs/internals/delta_rule.md, "Chunks"):
 
     prepare_backward   A^T dO and (e^G Q)^T dO, in place of `sweep_backward` where sequences are few
     sweep_backward     dU = A^T dO + e^(G_C - G) K D,  Z = inverse^T b dU = dV

@@ -1,6 +1,6 @@
 """The delta rule over any length, in chunks, forward: two or three Triton kernels.
 
-Per chunk of C steps, with state S entering (docs/delta_rule.md, "Chunks"):
+Per chunk of C steps, with state S entering (docs/internals/delta_rule.md, "Chunks"):
 
     prepare   inverse = (I + N)^-1,  N = strictly_lower(K K^T o e^(G_i - G_j)) diag(b)
               A = lower(Q K^T o e^(G_i - G_j))

@@ -3,7 +3,7 @@
 Where a sweep has a multiprocessor to itself it waits for its own results: a product with S, one with the
 inverse, one with K, each of which needs the one before. Two chunks share these waits once the second needs
 nothing of the first but the state before both. With R = V - e^G K S of that state, the inverse of both chunks
-together has a corner (docs/delta_rule.md, "Pairs of chunks"):
+together has a corner (docs/internals/delta_rule.md, "Pairs of chunks"):
 
     join_pairs             corner = -inverse_2 N_21 inverse_1,  N_21 = k_in K_2 (k_out K_1)^T diag(b_1)
     sweep_pairs            E_1 = inverse_1 R_1,  E_2 = inverse_2 R_2 + corner R_1

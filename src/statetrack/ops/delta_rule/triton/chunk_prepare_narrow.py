@@ -1,6 +1,6 @@
 """`prepare` (chunk_forward.py) for chunks of 32 rows of float32 heads up to 32 wide, without a gate.
 
-With r = 1 / ||k|| and s = scale / ||q|| of every row (docs/delta_rule.md, "Chunks"):
+With r = 1 / ||k|| and s = scale / ||q|| of every row (docs/internals/delta_rule.md, "Chunks"):
 
     P = strictly_lower(r K K^T r)     G = P (I + diag(b) P)^-1     inverse = I - G diag(b)
     A = lower(s Q K^T r)

@@ -1,7 +1,7 @@
 """The delta rule over sequences of up to 128 steps, backward: one Triton kernel.
 
 Per chunk of 16 steps, last chunk first, with D the gradient of the state that leaves it, B = I - diag(b) G as
-the forward (short_forward.py) saved it, s = scale / ||q|| and Q' = s Q (docs/delta_rule.md, "Short
+the forward (short_forward.py) saved it, s = scale / ||q|| and Q' = s Q (docs/internals/delta_rule.md, "Short
 sequences"):
 
     dU = lower(Q' K^T)^T dO + K D                 X = B^T (r_k dU)          dV = b X          Y = -r_k b X

@@ -1,7 +1,7 @@
 """The delta rule over sequences of up to 128 steps, forward: one Triton kernel.
 
 Per chunk of 16 steps, with state S entering, r_k = 1 / ||k||, r_q = 1 / ||q|| and s = scale r_q of every row
-(docs/delta_rule.md, "Short sequences"):
+(docs/internals/delta_rule.md, "Short sequences"):
 
     P = strictly_lower(r_k K K^T r_k)             G = P (I + diag(b) P)^-1          A = lower(Q K^T)
     E = (I - G diag(b)) (V - r_k K S)             U = r_k b E

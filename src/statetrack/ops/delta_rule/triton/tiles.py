@@ -1,6 +1,7 @@
 """What the chunk kernels share: products, tiles of rows, decays, norms, and the triangular inverse.
 
-Equations and letters: docs/delta_rule.md, "The equations as the kernels compute them" and "Precision".
+Equations and letters: docs/internals/delta_rule.md, "The equations as the kernels compute them" and
+"Precision".
 Products come in kinds, by what becomes of their rounding error:
 
     dot_input, dot_state   an input tile (q, k, v, dO) and a float32 tile that is carried along time (S, U, D)

@@ -2,8 +2,8 @@
 
     last_state = a initial_state + delta B u        out = (sum_n C last_state + D u) silu(z)
 
-docs/selective_scan.md, "Decoding". Grid: (blocks of BD channels, batch). Registers: all N states of the BD
-channels, (BN, BD). Arithmetic is float32; names as in `reference.py`.
+docs/internals/selective_scan.md, "Decoding". Grid: (blocks of BD channels, batch). Registers: all N states
+of the BD channels, (BN, BD). Arithmetic is float32; names as in `reference.py`.
 """
 
 import triton.language as tl

@@ -1,4 +1,4 @@
-"""Packed sequences sorted by length, longest first (docs/selective_scan.md, "Packed sequences").
+"""Packed sequences sorted by length, longest first (docs/internals/selective_scan.md, "Packed sequences").
 
     longest_first[r] = i        r = #{j : T_j > T_i, or T_j = T_i and j < i}
 

@@ -3,9 +3,9 @@
     forward    h -> P h + s      P = prod_t a_t, s = the last state of the segment from h = 0
     backward   dh -> P dh + r    r = the gradient of the entering state if none comes from behind
 
-docs/selective_scan.md, "Long sequences". `segment_decays` holds P, `segment_states` s, `segment_gradients` r,
-each (batch, segments, N, channels). `tiled_forward_kernel` and `tiled_backward_kernel` compose these maps and
-run every segment from its true state.
+docs/internals/selective_scan.md, "Long sequences". `segment_decays` holds P, `segment_states` s,
+`segment_gradients` r, each (batch, segments, N, channels). `tiled_forward_kernel` and `tiled_backward_kernel`
+compose these maps and run every segment from its true state.
 
 Grid: (blocks of BD channels, batch x (segments - 1)); a program is one warp. Registers: as in the tiled
 kernels, a tile of L steps by BD channels of the inputs, and of one state index n at a time.

@@ -2,7 +2,8 @@
 
     h_t = a_t h_{t-1} + delta_t B_t u_t        y_t = sum_n C_t h_t + D u_t        out_t = y_t silu(z_t)
 
-docs/selective_scan.md, "Stepwise forward". Used where time is not cut into segments and N is at most 16.
+docs/internals/selective_scan.md, "Stepwise forward". Used where time is not cut into segments and N is at
+most 16.
 
 Grid: (blocks of BD channels, sequences); a program is one warp. Registers: the states h and A of its
 channels, (BN, BD), one channel per lane, for the whole sequence; the inputs of this step and of the next one.

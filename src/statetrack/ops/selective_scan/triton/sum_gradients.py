@@ -1,4 +1,4 @@
-"""The last kernel of the backward: partial gradients summed (docs/selective_scan.md, "Backward").
+"""The last kernel of the backward: partial gradients summed (docs/internals/selective_scan.md, "Backward").
 
     dA, dD, ddelta_bias = sum over sequences and segments    of `dparams` (rows, N + 2, channels)
     dB, dC              = sum over blocks of channels        of `dBC` (channel_blocks, batch, tiles, N, 2 L)

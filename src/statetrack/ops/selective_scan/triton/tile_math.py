@@ -6,7 +6,7 @@ Selecting, shifting and reversing rows look expensive and are free: the compiler
 a row, so these operations only rename registers. They work on the bits as integers, because the compiler
 simplifies x + 0 and x * 1 for integers only.
 
-The transition enters as e, not as a (docs/selective_scan.md, "Eigenvalues in [-1,1]"):
+The transition enters as e, not as a (docs/internals/selective_scan.md, "Eigenvalues in [-1,1]"):
 
     e = exp(delta A),    a = e        unless SIGNED
     e = 2 exp(delta A),  a = e - 1    if SIGNED        so a h + x = e h + (x - h)

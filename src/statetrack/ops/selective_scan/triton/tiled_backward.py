@@ -4,7 +4,7 @@
     dB_t = sum_d g_t x_t        dC_t = sum_d h_t dy_t        dx_t = sum_n B_t g_t        x_t = delta_t u_t
     w_t = g_t h_{t-1} a'_t      ddelta_t = sum_n w_t A       dA = sum_t w_t delta_t
 
-with dy = dout silu(z) and a' the derivative of a in delta A. docs/selective_scan.md, "Backward".
+with dy = dout silu(z) and a' the derivative of a in delta A. docs/internals/selective_scan.md, "Backward".
 
 Grid: (blocks of BD channels, sequences x segments); a program is one warp. Registers: the tile's delta, x,
 dy, dx and sum_n w A, (L, BD), for all n; and e, h and g of one n, h recomputed from the state saved before

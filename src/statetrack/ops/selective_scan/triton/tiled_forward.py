@@ -2,8 +2,8 @@
 
     h_t = a_t h_{t-1} + delta_t B_t u_t        y_t = sum_n C_t h_t + D u_t        out_t = y_t silu(z_t)
 
-docs/selective_scan.md, "Tiled forward". Used where `stepwise_forward` is not: time innermost, time cut into
-segments, or more than 16 states.
+docs/internals/selective_scan.md, "Tiled forward". Used where `stepwise_forward` is not: time innermost, time
+cut into segments, or more than 16 states.
 
 Grid: (blocks of BD channels, sequences x segments); a program is one warp and goes through the tiles of its
 segment in time. Registers: the tile's delta, x = delta u and y, (L, BD), for all n; and e, x B and h of one

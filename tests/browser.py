@@ -37,6 +37,20 @@ LAUNCH = (
 )
 
 
+OVERFLOW = """(() => {
+  const root = document.documentElement;
+  const scrolls = (e) => /auto|scroll|hidden/.test(getComputedStyle(e).overflowX);
+  const framed = (e) => e !== null && (scrolls(e) || framed(e.parentElement));
+  const wide = [...document.querySelectorAll("body *")].filter((e) => {
+    const box = e.getBoundingClientRect();
+    return box.width > 0 && box.right > root.clientWidth + 1 && !framed(e.parentElement);
+  });
+  const found = wide.map((e) => `${e.tagName} to ${Math.round(e.getBoundingClientRect().right)} px`);
+  if (root.scrollWidth > root.clientWidth) found.push(`the page is ${root.scrollWidth} px wide`);
+  return found;
+})()"""
+
+
 class Browser:
     """One page at a time: open it, click, type, read. Every wait ends after `seconds`."""
 
@@ -141,3 +155,13 @@ class Browser:
     def screenshot(self, path: Path) -> None:
         image = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=True)
         path.write_bytes(base64.b64decode(image["data"]))
+
+    def overflow(self, path: Path, width: int) -> list[str]:
+        """What reaches past the right edge of a page `width` pixels wide, and does not scroll in a frame."""
+        size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
+        self.call("Emulation.setDeviceMetricsOverride", **size)
+        self.open(path)
+        try:
+            return self.evaluate(OVERFLOW)
+        finally:
+            self.call("Emulation.clearDeviceMetricsOverride")
