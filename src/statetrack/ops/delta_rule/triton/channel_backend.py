@@ -35,7 +35,7 @@ def make_channel_plan(K: int, V: int, programs: int, multiprocessors: int) -> Ch
         16 if wide > 128 else 32,
         min(BV, 16 if few else 32),
         4 if wide <= 64 else 8,
-        1 if wide <= 32 else 4,
+        2 if wide <= 32 else 4,
     )
 
 

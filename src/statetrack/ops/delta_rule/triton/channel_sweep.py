@@ -56,7 +56,7 @@ def sweep_kernel(
     q, k, G = q + keys, k + keys, G + keys
     v, E, out = v + values, E + values, out + values
     beta += first * H + h
-    for c in tl.range(0, tl.cdiv(rows, C), disable_licm=True):
+    for c in tl.range(0, tl.cdiv(rows, C), num_stages=1, disable_licm=True):
         row = c * C + ic
         valid, slot = row < rows, ((chunk + c) * H + h).to(tl.int64)
         at, last = row * (H * K), tl.minimum(c * C + C, rows) - 1
@@ -101,7 +101,7 @@ def sweep_backward_kernel(
     dout, dv = dout + values, dv + values
     beta += first * H + h
     chunks = tl.cdiv(rows, C)
-    for back in tl.range(0, chunks, disable_licm=True):
+    for back in tl.range(0, chunks, num_stages=1, disable_licm=True):
         c = chunks - 1 - back
         row = c * C + ic
         valid, slot = row < rows, ((chunk + c) * H + h).to(tl.int64)
