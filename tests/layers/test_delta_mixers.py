@@ -62,7 +62,9 @@ def test_a_rotating_deltanet_turns_its_state_before_it_reflects():
         first, second = S[:2].clone(), S[2:].clone()
         cos, sin = angle[t].cos()[:, None], angle[t].sin()[:, None]
         S = torch.cat([cos * first - sin * second, sin * first + cos * second])
-        key, query = (z / (z.square().sum() + 1e-6).sqrt() for z in (mixer.to_k(x)[0, t], mixer.to_q(x)[0, t]))
+        key, query = (
+            z / (z.square().sum() + 1e-6).sqrt() for z in (mixer.to_k(x)[0, t], mixer.to_q(x)[0, t])
+        )
         error = F.silu(mixer.to_v(x)[0, t]) - S.T @ key
         S = S + 2 * torch.sigmoid(mixer.to_beta(x))[0, t] * torch.outer(key, error)
         o = S.T @ query / 2

@@ -5,7 +5,7 @@ import torch
 from sm90 import assert_fits, compile_sm90
 
 from statetrack.ops.delta_rule.triton import channel_pairs, channel_sweep
-from statetrack.ops.delta_rule.triton.channel_backend import make_channel_plan
+from statetrack.ops.delta_rule.triton.channel_backend import INVERSE_WARPS, make_channel_plan
 from statetrack.ops.triton_runtime.sizes import block
 
 KERNELS = {
@@ -39,7 +39,7 @@ def compile_as_launched(name, K, V, programs, dtype, everything):
     types = {argument: type_of(argument) for argument in kernel.arg_names if argument not in known}
     constants = {argument: known[argument] for argument in kernel.arg_names if argument in known}
     if name == "inverse":
-        warps = 4
+        warps = INVERSE_WARPS
     else:
         warps = plan.pair_warps if name.startswith("pair") else plan.warps
     return compile_sm90(f"{KERNELS[name].__name__}:{name}_kernel", types, constants, warps)

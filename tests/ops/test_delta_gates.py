@@ -221,7 +221,7 @@ def test_decoding_token_by_token_equals_the_whole(kind):
 
 
 def test_rotations_and_reflections_of_one_head_track_a_dihedral_group():
-    """K = 2: a turn by 72 degrees, or a reflection (beta = 2). The state is the element of D_5, as a matrix."""
+    """K = 2: a turn by 72 degrees, or a reflection (beta = 2). The state is the element of D_5."""
     letters = torch.randint(2, (1000,), generator=torch.Generator().manual_seed(0))
     turn, flip = 0, 1  # the element: turn by 72 degrees this often, after a flip or not
     for letter in letters.tolist():
@@ -261,8 +261,16 @@ def test_on_a_cpu_auto_takes_the_fastest_backend_that_carries_the_gates(kind, ta
         ("a per channel", {"backend": "native"}, 'backend "native" cannot run this: gates per key channel'),
         ("a per head", {"g": torch.zeros(2, 7, 2)}, "either g, the logarithm of the gate, or a"),
         ("a per head", {"sign": torch.ones(2, 7, 2)}, "sign goes with g only"),
-        ("a per head", {"a": torch.ones(2, 2, 7)}, r"a has shape \(2, 2, 7\), expected \(batch, time, heads\)"),
-        ("a per channel", {"a": torch.ones(2, 7, 2, 3)}, r"expected \(batch, time, heads, K\) = \(2, 7, 2, 6\)"),
+        (
+            "a per head",
+            {"a": torch.ones(2, 2, 7)},
+            r"a has shape \(2, 2, 7\), expected \(batch, time, heads\)",
+        ),
+        (
+            "a per channel",
+            {"a": torch.ones(2, 7, 2, 3)},
+            r"expected \(batch, time, heads, K\) = \(2, 7, 2, 6\)",
+        ),
         ("angle", {"angle": torch.ones(2, 7, 2, 6)}, r"angle has shape .* K / 2\) = \(2, 7, 2, 3\)"),
         ("angle", {"angle": [1.0]}, "angle is a list, expected a tensor"),
         ("angle", {"g": torch.ones(2, 7, 2, 6)}, r"g has shape .* K / 2\) = \(2, 7, 2, 3\)"),
@@ -293,6 +301,6 @@ def test_checked_mode_looks_at_gates():
         delta_rule(**good)
         with pytest.raises(UserError, match=r"\|sign\|\[0, 0, 0, 0\] = 0 is outside \[1, 1\]"):
             delta_rule(**good | {"sign": 0 * good["sign"]})
+        bad = gate_inputs("a per channel")
         with pytest.raises(UserError, match=r"a\[0, 0, 0, 0\] = -1.5 is outside \[-1, 1\]"):
-            bad = gate_inputs("a per channel")
             delta_rule(**bad | {"a": torch.full_like(bad["a"], -1.5)})

@@ -28,11 +28,14 @@ def delta_spectrum(
     if householders == 1 and angle is None and gate is not None and bool((gate >= 0).all()):
         root = gate.to(k.dtype).sqrt()
         key = root * k[:, :, 0]
-        A = torch.diag_embed(root.square()) - beta[:, :, 0, :, None, None] * key[..., :, None] * key[..., None, :]
+        A = (
+            torch.diag_embed(root.square())
+            - beta[:, :, 0, :, None, None] * key[..., :, None] * key[..., None, :]
+        )
         return torch.linalg.eigvalsh(A)
     if angle is not None:
         A = rotate(A, angle.cos()[..., None].to(k.dtype), angle.sin()[..., None].to(k.dtype), dim=-2)
-    if per_channel:
+    if gate is not None and per_channel:
         A = gate[..., :, None] * A
     for i in range(householders):
         A = A - beta[:, :, i, :, None, None] * k[:, :, i, :, :, None] * (k[:, :, i, :, None, :] @ A)

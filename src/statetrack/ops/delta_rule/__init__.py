@@ -140,7 +140,9 @@ def _choose(backend: str, householders: int, q, k, v, beta, gate, initial_state,
     """The backend for these inputs, their shapes, dtypes and devices checked."""
     _check(q, k, v, beta, gate, householders, initial_state, cu_seqlens)
     if isinstance(gate, gates.Gate):
-        refusals = {name: lambda why=why: why(gate, q, v, householders) for name, why in gates.REFUSALS.items()}
+        refusals = {
+            name: lambda why=why: why(gate, q, v, householders) for name, why in gates.REFUSALS.items()
+        }
         return pick_backend("delta_rule", backend, q.device, gates.BACKENDS, refusals)
     refusals = {name: lambda target=target: load(target)(q, v) for name, target in REFUSALS.items()}
     return pick_backend("delta_rule", backend, q.device, BACKENDS, refusals)

@@ -3,7 +3,8 @@
 With G the log-decays summed from the chunk's start, per channel (docs/gates.md, "Delta rule"):
 
     decays           G, 1 / ||k|| and scale / ||q||
-    pairs            N_ts = sum_k k_tk e^(G_tk - G_sk) k_sk b_s  (t > s),  A_ts = sum_k q_tk e^(G_tk - G_sk) k_sk
+    pairs            N_ts = sum_k k_tk e^(G_tk - G_sk) k_sk b_s  (t > s)
+                     A_ts = sum_k q_tk e^(G_tk - G_sk) k_sk  (t >= s)
     inverse          (I + N)^-1
     pair_gradients   dq, dk and dg from dA and dN, added to what passes through the states
 
@@ -14,8 +15,8 @@ and the sum over channels is a matrix product. Within a block it is computed for
 dg_t sums what carries a factor e^(g_t), never differences of larger sums, which would lose its digits where
 gates are small. A chunk has at most two blocks, so no pair of blocks has another between them.
 
-Grids: decays and inverse have a program per (chunk, head), the others one per (chunk and block, head). Letters
-and `slot`: chunk_forward.py.
+Grids: decays and inverse have a program per (chunk, head), the others one per (chunk and block, head).
+Letters and `slot`: chunk_forward.py.
 """
 
 import triton
@@ -66,9 +67,7 @@ def decays_kernel(
 
 
 @triton.jit
-def _load_block(
-    q, k, G, inverse_norms, block, rows, H, K: tl.constexpr, BK: tl.constexpr, C: tl.constexpr
-):
+def _load_block(q, k, G, inverse_norms, block, rows, H, K: tl.constexpr, BK: tl.constexpr, C: tl.constexpr):
     """Of 16 rows: unit keys and scaled unit queries, G, and which rows there are."""
     row, ik = block * 16 + tl.arange(0, 16), tl.arange(0, BK)
     valid, at = row < rows, row * (H * K)
@@ -118,7 +117,7 @@ def pairs_kernel(
     for J in tl.range(0, I, num_stages=1):
         k_j, _, G_j, valid_j = _load_block(q, k, G, inverse_norms, J, rows, H, K, BK, C)
         b_j = load_beta(beta, (J * 16 + i16) * H, valid_j, BETA_FROM_LOGITS)
-        k_j *= _power(before - G_j, valid_j & (I * 16 < rows))
+        k_j *= _power(before - G_j, valid_j & (rows > I * 16))
         KK = dot_floats(k_i * x, tl.trans(k_j), None, BF16)
         QK = dot_out(q_i * x, tl.trans(k_j), None, BF16, OUT)
         tl.store(N + i * C + J * 16 + j, KK * b_j[None, :])
@@ -200,7 +199,7 @@ def pair_gradients_kernel(
         x_i, there = _power(G_i - before_i, valid_i), I * 16 * C + i * C + block * 16 + j
         dk_y = dot_out(tl.trans(tl.load(dA + there)), q_i * x_i, None, BF16, OUT)
         dk_y = dot_out(tl.trans(tl.load(dN + there)), k_i * x_i, dk_y, BF16, OUT)
-        dk_y *= _power(before_i - G_c, valid & (I * 16 < rows))
+        dk_y *= _power(before_i - G_c, valid & (rows > I * 16))
         dk_c += dk_y
         earlier += k_c * dk_y
     dg_c += dot_floats(tl.where(i > j, 1.0, 0.0), earlier, None, BF16)

@@ -7,8 +7,8 @@ the state that leaves it (docs/gates.md, "Delta rule"):
     sweep_backward   dU = A^T dO + k_out D,  Z = inverse^T b dU = dV,  D <- e^(G_C) D + q_in^T dO - k_in^T Z
     gradients        dA = dO U^T,  dN = -Z U^T,  dbeta, and dq, dk, dg as far as they come through the states
 
-Grids: the sweeps have a program per sequence, head and slice of BV columns of v, and hold a transposed slice of
-S or D for the whole sequence; gradients has one per (chunk, head). Tiles are those of chunk_forward.py.
+Grids: the sweeps have a program per sequence, head and slice of BV columns of v, and hold a transposed slice
+of S or D for the whole sequence; gradients has one per (chunk, head). Letters and `slot`: chunk_forward.py.
 """
 
 import triton
