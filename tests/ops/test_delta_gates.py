@@ -304,3 +304,20 @@ def test_checked_mode_looks_at_gates():
         bad = gate_inputs("a per channel")
         with pytest.raises(UserError, match=r"a\[0, 0, 0, 0\] = -1.5 is outside \[-1, 1\]"):
             delta_rule(**bad | {"a": torch.full_like(bad["a"], -1.5)})
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # by torch itself
+@pytest.mark.parametrize(("kind", "backend"), [("a per head", "native"), ("g per channel", "triton")])
+def test_gates_compile_without_a_break(kind, backend):
+    inputs = {name: x.float() for name, x in gate_inputs(kind, B=1, T=17, H=1, K=4, V=4).items()}
+
+    def run(inputs):
+        leaves = {name: x.detach().requires_grad_() for name, x in inputs.items()}
+        o, S = rule(**leaves, output_final_state=True, backend=backend)
+        return [o, S, *torch.autograd.grad(o.sum() + S.sum(), list(leaves.values()))]
+
+    rule = delta_rule
+    expected = run(inputs)
+    rule = torch.compile(delta_rule, fullgraph=True, backend="aot_eager")
+    for actual, value in zip(run(inputs), expected, strict=True):
+        torch.testing.assert_close(actual, value)
