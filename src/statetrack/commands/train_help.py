@@ -39,7 +39,7 @@ MIXER_LINES = {
     "diagonal-toy": "a diagonal recurrence of width 10",
 }
 COMMON_LINES = {
-    '--eigenvalues "[-1,1]"': 'the range of the eigenvalues: "[0,1]", "[-1,1]", or "unit-circle" where there are rotations',
+    '--eigenvalues "[-1,1]"': 'their range: "[0,1]", "[-1,1]", or "unit-circle" with rotations',
     "--steps N --batch N --lr X": "training",
     "--train-lengths A B": "shortest and longest training sequence",
     "--eval-lengths A B ...": "lengths to measure accuracy at",
