@@ -174,3 +174,27 @@ def test_torch_compile_takes_the_ops(T):
     compiled = torch.compile(loss, fullgraph=True)
     actual = torch.autograd.grad(compiled(*leaves.values()), list(leaves.values()))
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+
+
+def gates_of(kind, B, T, H, K):
+    generator = torch.Generator().manual_seed(5)
+    s = torch.rand(B, T, H, *((K,) if "channel" in kind else ()), generator=generator, dtype=torch.float64)
+    if kind.startswith("signed"):
+        s[:, ::9] = 0.5  # a = 0
+        return {"a": 2 * s - 1}
+    return {"g": s.log() / 8}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(2, 33, 2, 24, 60), (1, 300, 2, 128, 128), (70, 130, 2, 64, 64)])
+@pytest.mark.parametrize("kind", ["per channel", "signed per channel", "signed per head"])
+def test_gates_match_chunked_in_float64(kind, shape, dtype):
+    B, T, H, K, V = shape
+    inputs = on_gpu(random_inputs(B, T, H, K, V, state=True), dtype)
+    inputs |= on_gpu(gates_of(kind, B, T, H, K), dtype)
+    options = {"use_qk_l2norm_in_kernel": True}
+    expected, actual = run(inputs, "chunked", **options), run(inputs, "triton", dtype, **options)
+    limit = {torch.float32: 1e-4, torch.bfloat16: 1.5e-2}[dtype]
+    for name, value in expected.items():
+        # the gradient of a gate sums products of rounded terms over all of a state
+        assert relative(actual[name], value) < (5 * limit if name in ("da", "dg") else limit), name

@@ -1,5 +1,8 @@
 """Mixers against the implementations of transformers, on the same weights."""
 
+import importlib
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -68,12 +71,29 @@ def under_our_names(theirs, tensor):
     return ours | {"norm.weight": tensor(theirs.norm.weight), "to_out.weight": tensor(theirs.out_proj.weight)}
 
 
-def test_gated_deltanet_is_that_of_qwen3_next_with_all_gradients():
+def signed_rule(rule):
+    """The published rule with the gate 2 exp(g) - 1 and twice the beta: signs go into queries and keys."""
+
+    def run(q, k, v, g, beta, **options):
+        a = 2 * g.exp() - 1
+        c = a.detach().sign().cumprod(1)[..., None]
+        return rule(q * c, k * c, v, g=a.abs().log(), beta=2 * beta, **options)
+
+    return run
+
+
+@pytest.mark.parametrize("signed", [False, True])
+def test_gated_deltanet_is_that_of_qwen3_next_with_all_gradients(signed, monkeypatch):
     torch.manual_seed(0)
     theirs = published_gated_deltanet()
     config = DeltaNetConfig(
         heads=2, head_dim=6, value_dim=10, eigenvalues="[0,1]", gated=True, output_gate=True
     )
+    if signed:
+        published = importlib.import_module(type(theirs).__module__)
+        rule = "torch_chunk_gated_delta_rule"
+        monkeypatch.setattr(published, rule, signed_rule(getattr(published, rule)))
+        config = replace(config, eigenvalues="[-1,1]", signed_gate=True)
     ours = config.build(24, 1)
     ours.load_state_dict(under_our_names(theirs, lambda p: p.data))
     x, weight = torch.randn(2, 2, 75, 24)  # their chunks hold 64 steps
@@ -87,6 +107,8 @@ def test_gated_deltanet_is_that_of_qwen3_next_with_all_gradients():
     for name, tensor in reference.items():
         # relative to the largest entry: theirs computes in float32 throughout, in another order
         assert (found[name] - tensor).abs().max() <= 1e-4 * tensor.abs().max(), name
+    if signed:
+        assert ours.transition_eigenvalues(x).min() < -0.5
 
 
 def published_attention(base):

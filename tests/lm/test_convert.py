@@ -279,6 +279,16 @@ UNWRITABLE = {
     "norms before": ("olmo_hybrid", replace(HYBRID, attention_norm="pre"), "attention_norm is 'pre'"),
     "no norm of q": ("olmo_hybrid", replace(HYBRID, mixers=(LINEAR, AttentionConfig(2))), "qk_norm is False"),
     "several factors": ("fla-deltanet", model_config("deltaproduct", norm_eps=1e-5), "householders is 2"),
+    "rotations": (
+        "fla-deltanet",
+        model_config("deltanet-rotating"),
+        "eigenvalues is 'unit-circle', expected",
+    ),
+    "signed gate": (
+        "fla-gated-deltanet",
+        model_config("gated-deltanet-signed"),
+        "signed_gate is True, expected False",
+    ),
     "gate": ("fla-deltanet", ModelConfig(LINEAR), "gated is True, expected False"),
     "two eps": ("fla-gated-deltanet", ModelConfig(LINEAR, norm_eps=1e-6), "head_norm_eps is 1e-05"),
     "two mixers": ("fla-deltanet", ModelConfig(mixers=(DELTANET, LINEAR), layers=2), "2 configurations"),

@@ -39,7 +39,7 @@ MIXER_LINES = {
     "diagonal-toy": "a diagonal recurrence of width 10",
 }
 COMMON_LINES = {
-    '--eigenvalues "[-1,1]"': 'the range of the eigenvalues: "[0,1]" or "[-1,1]"',
+    '--eigenvalues "[-1,1]"': 'their range: "[0,1]", "[-1,1]", or "unit-circle" with rotations',
     "--steps N --batch N --lr X": "training",
     "--recipe long": "defaults for trackers that are to stay right at long lengths",
     "--train-lengths A B": "shortest and longest training sequence",

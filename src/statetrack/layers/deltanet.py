@@ -239,7 +239,7 @@ class DeltaNet(Mixer):
         return q, k, v, beta, self._gates(others), others.get("gate"), convolution
 
     def _gates(self, others: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Decays and angles as the op takes them: `g` (B, T, H), or `a` with a sign; `angle` (B, T, H, K/2)."""
+        """As the op takes them: `g` (B, T, H), or `a` with a sign; `angle` (B, T, H, K/2)."""
         gates = {}
         if "decay" in others:
             g = -self.A_log.exp() * F.softplus(at_least_float32(others["decay"]) + self.decay_bias)

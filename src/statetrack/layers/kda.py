@@ -41,8 +41,9 @@ class KDAState(NamedTuple):
 
 
 class KDA(Mixer):
-    """S_t = (I - beta_t k_t k_t^T) diag(a_t) S_{t-1} + beta_t k_t v_t^T,  o_t = S_t^T q_t / sqrt(K), ||k_t|| = 1.
+    """S_t = (I - beta_t k_t k_t^T) diag(a_t) S_{t-1} + beta_t k_t v_t^T,  o_t = S_t^T q_t / sqrt(K).
 
+        ||k_t|| = 1, and
         q, k, v = silu(conv(W x))  by head       beta_t = sigmoid(w x_t), or 2 sigmoid(w x_t) for "[-1,1]"
         a_t = exp(g_t), or 2 exp(g_t) - 1 with `signed_gate`       g_t = -exp(A) softplus(W_2 W_1 x_t + b)
         y_t = W_out (norm(o_t) sigmoid(U_2 U_1 x_t + c))
@@ -57,8 +58,8 @@ class KDA(Mixer):
     def __init__(self, config: KDAConfig, d_model: int):
         super().__init__()
         check_eigenvalues("KDA", config.eigenvalues)
-        sizes = {"head_dim": config.head_dim, "value_dim": config.value_dim, "gate_rank": config.gate_rank}
-        check_sizes("KDA", heads=config.heads, **sizes)
+        check_sizes("KDA", heads=config.heads, head_dim=config.head_dim, value_dim=config.value_dim)
+        check_sizes("KDA", gate_rank=config.gate_rank)
         check_sizes("KDA", 0, convolution=config.convolution)
         check_eps("KDA", head_norm_eps=config.head_norm_eps)
         self.config, self.heads = config, config.heads

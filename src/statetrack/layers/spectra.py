@@ -35,7 +35,7 @@ def delta_spectrum(
         return torch.linalg.eigvalsh(A)
     if angle is not None:
         A = rotate(A, angle.cos()[..., None].to(k.dtype), angle.sin()[..., None].to(k.dtype), dim=-2)
-    if per_channel:
+    if gate is not None and per_channel:
         A = gate[..., :, None] * A
     for i in range(householders):
         A = A - beta[:, :, i, :, None, None] * k[:, :, i, :, :, None] * (k[:, :, i, :, None, :] @ A)

@@ -109,7 +109,8 @@ def _all_chunks(q, k, v, beta, a, state, layout) -> tuple[Tensor, Tensor]:
 def _within_chunks(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, a: Tensor) -> tuple[Tensor, ...]:
     """What chunks (n, H, C, .) compute without the state that enters them.
 
-    A; U without that state; W = (I + L)^-1 diag(b) (P o K), which takes it off; P o Q; X o K; P_C (n, H, K, 1).
+    A; U without that state; W = (I + L)^-1 diag(b) (P o K), which takes it off; P o Q; X o K; and P_C, of
+    shape (n, H, K, 1).
     """
     if a.shape[-1] == 1:  # one gate per head: the decays (C, C) are the same for all channels
         D, P, X = gate_products(torch.ones_like(a)[:, :, None], torch.ones_like(a), a)

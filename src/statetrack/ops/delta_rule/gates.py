@@ -110,13 +110,17 @@ def gated_reference(
     return delta_rule_reference(q, k, v, beta, None, initial_state, cu_seqlens, options, a, gate.angle)
 
 
-def folded_native(q, k, v, beta, gate: Gate, initial_state, cu_seqlens, options) -> tuple[Tensor, Tensor]:
+def folded_native(
+    q, k, v, beta, gate: Gate, initial_state, cu_seqlens, options
+) -> tuple[Tensor, Tensor | None]:
     """The native kernels on queries and keys with signs and angles folded in."""
     run = load("statetrack.ops.delta_rule.native:delta_rule_native")
     return _folded(run, q, k, v, beta, gate, initial_state, cu_seqlens, options)
 
 
-def folded_triton(q, k, v, beta, gate: Gate, initial_state, cu_seqlens, options) -> tuple[Tensor, Tensor]:
+def folded_triton(
+    q, k, v, beta, gate: Gate, initial_state, cu_seqlens, options
+) -> tuple[Tensor, Tensor | None]:
     """The Triton kernels on queries and keys with signs and angles folded in."""
     if gate.per_channel:
         run = load("statetrack.ops.delta_rule.triton.channel_backend:delta_rule_channel_triton")
@@ -127,7 +131,7 @@ def folded_triton(q, k, v, beta, gate: Gate, initial_state, cu_seqlens, options)
 
 def _folded(
     run: Callable, q, k, v, beta, gate: Gate, initial_state, cu_seqlens, options: DeltaRuleOptions
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor | None]:
     q, k, g, unfold = fold(q, k, gate, cu_seqlens, options.householders)
     o, S = run(q, k, v, beta, g, initial_state, cu_seqlens, options)
     return o, S if S is None else unfold(S)

@@ -7,7 +7,8 @@ from torch import Tensor
 
 from statetrack.ops.autograd import first_derivative_only, needs_gradient
 from statetrack.ops.call_cache import CallCache
-from statetrack.ops.delta_rule.options import DeltaRuleOptions
+from statetrack.ops.custom_ops import register_op, without_dispatcher
+from statetrack.ops.delta_rule.options import OPTIONS_SCHEMA, DeltaRuleOptions
 from statetrack.ops.delta_rule.reference import floor_decay
 from statetrack.ops.delta_rule.triton import channel_pairs, channel_sweep
 from statetrack.ops.delta_rule.triton.backend import chunk_tables
@@ -16,6 +17,7 @@ from statetrack.ops.triton_runtime.launcher import Launcher
 from statetrack.ops.triton_runtime.sizes import block, gpu_limits
 
 CALLS = CallCache()
+INVERSE_WARPS = 4
 
 
 class ChannelPlan(NamedTuple):
@@ -35,7 +37,7 @@ def make_channel_plan(K: int, V: int, programs: int, multiprocessors: int) -> Ch
         16 if wide > 128 else 32,
         min(BV, 16 if few else 32),
         4 if wide <= 64 else 8,
-        1 if wide <= 32 else 4,
+        2 if wide <= 32 else 4,
     )
 
 
@@ -55,8 +57,11 @@ def delta_rule_channel_triton(
     beta, g = beta.contiguous(), floor_decay(g.float()).contiguous()
     initial_state = None if initial_state is None else initial_state.contiguous()
     cu_seqlens = None if cu_seqlens is None else cu_seqlens.contiguous()
-    save = needs_gradient((q, k, v, beta, g, initial_state))
-    return _ChannelRule.apply(q, k, v, beta, g, initial_state, cu_seqlens, options, save)
+    inputs = q, k, v, beta, g, initial_state, cu_seqlens
+    if needs_gradient(inputs):
+        return _ChannelRule.apply(*inputs, options)
+    out, final, *_ = without_dispatcher(q, _forward, _forward_op)(*inputs, options, False)
+    return out, final
 
 
 class _Case:
@@ -93,6 +98,16 @@ class _Case:
             self.made[key] = Launcher(kernel, self.device, grid, numbers, constants, warps)
         return self.made[key]
 
+    def buffers(self, q: Tensor, v: Tensor, g: Tensor) -> list[Tensor]:
+        """For the outputs, the last states, G, inverse, A, inverse norms, E and states."""
+        chunks, H, C = self.chunks, self.H, self.plan.C
+        inverse, norms = g.new_empty(chunks, H, C, C), g.new_empty(chunks, H, 2, C)
+        A, E = torch.empty_like(inverse, dtype=self.saved), torch.empty_like(v, dtype=self.saved)
+        saved_chunks = chunks if self.flags["SAVE_STATES"] else 0
+        states = g.new_empty(saved_chunks, H, self.V, self.K, dtype=self.saved)
+        final = g.new_empty(self.sequences, H, self.K, self.V)
+        return [torch.empty_like(v), final, torch.empty_like(g), inverse, A, norms, E, states]
+
     @property
     def per_chunk(self) -> tuple[int, int]:
         return self.chunks, self.H
@@ -115,57 +130,123 @@ def _case(q, k, v, beta, initial_state, cu_seqlens, options: DeltaRuleOptions, s
 
 class _ChannelRule(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, q, k, v, beta, g, initial_state, cu_seqlens, options, save):
-        case = _case(q, k, v, beta, initial_state, cu_seqlens, options, save)
-        C, H, warps, small = case.plan.C, case.H, case.plan.warps, case.plan.pair_warps
-        tables = chunk_tables(cu_seqlens, C, 1, case.chunks)
-        G, out, E = torch.empty_like(g), torch.empty_like(v), torch.empty_like(v, dtype=case.saved)
-        norms = g.new_empty(case.chunks, H, 2, C)
-        inverse = g.new_empty(case.chunks, H, C, C)
-        A = torch.empty_like(inverse, dtype=case.saved)
-        states = g.new_empty(case.chunks if save else 0, H, case.V, case.K, dtype=case.saved)
-        final = g.new_empty(case.sequences, H, case.K, case.V)
-        chunk_table, first_chunk, offsets = tables or (A, A, A)
-        state = A if initial_state is None else initial_state
-        case.launch(channel_pairs.decays_kernel, case.per_chunk, warps, scaled=True)(
-            q, k, g, G, norms, chunk_table
-        )
-        case.launch(channel_pairs.pairs_kernel, case.per_block, small)(
-            q, k, beta, G, norms, inverse, A, chunk_table
-        )
-        case.launch(channel_pairs.inverse_kernel, case.per_chunk, 4)(inverse, chunk_table)
-        case.launch(channel_sweep.sweep_kernel, case.per_slice, warps)(
-            q, k, v, beta, G, state, inverse, A, norms, out, E, states, final, offsets, first_chunk
-        )
-        if save:
-            ctx.save_for_backward(q, k, v, beta, G, inverse, A, norms, E, states)
-            ctx.case, ctx.tables, ctx.has_state = case, tables, initial_state is not None
+    def forward(ctx, q, k, v, beta, g, initial_state, cu_seqlens, options):
+        inputs = q, k, v, beta, g, initial_state, cu_seqlens
+        out, final, *saved = without_dispatcher(q, _forward, _forward_op)(*inputs, options, True)
+        ctx.save_for_backward(*inputs, *saved)
+        ctx.options = options
         ctx.set_materialize_grads(False)
         return out, final
 
     @staticmethod
     @first_derivative_only
     def backward(ctx, dout, dfinal):
-        q, k, v, beta, G, inverse, A, norms, E, states = ctx.saved_tensors
-        case, warps = ctx.case, ctx.case.plan.warps
-        dout = torch.zeros_like(v) if dout is None else dout.contiguous()
-        chunk_table, first_chunk, offsets = ctx.tables or (A, A, A)
-        dfinal = None if dfinal is None else dfinal.contiguous()
-        dq, dk, dv, dbeta, dg = (torch.empty_like(x) for x in (q, k, v, beta, G))
-        dstates, dA, dN = torch.empty_like(states), torch.empty_like(inverse), torch.empty_like(inverse)
-        dq_states, dk_states = torch.empty_like(G), torch.empty_like(G)
-        dinitial = G.new_empty(case.sequences, case.H, case.K, case.V) if ctx.has_state else None
-        case.launch(
-            channel_sweep.sweep_backward_kernel, case.per_slice, warps, HAS_DFINAL_STATE=dfinal is not None
-        )(
-            q, k, beta, G, inverse, A, norms, dout, A if dfinal is None else dfinal, dv, dstates,
-            A if dinitial is None else dinitial, offsets, first_chunk,
-        )  # fmt: skip
-        case.launch(channel_sweep.gradients_kernel, case.per_chunk, warps)(
-            q, k, beta, G, norms, E, dv, states, dstates, dout, dA, dN, dq_states, dk_states, dg, dbeta,
-            chunk_table,
-        )  # fmt: skip
-        case.launch(channel_pairs.pair_gradients_kernel, case.per_block, case.plan.pair_warps)(
-            q, k, G, norms, dA, dN, dq_states, dk_states, dg, dq, dk, chunk_table
-        )
-        return dq, dk, dv, dbeta, dg, dinitial, None, None, None
+        kept = ctx.saved_tensors  # read once: a checkpointed block computes them again to give them
+        inputs, saved = kept[:7], list(kept[7:])
+        q, _, v, *_, initial_state, _ = inputs
+        dout = torch.zeros_like(v) if dout is None else dout
+        backward = without_dispatcher(q, _backward, _backward_op)
+        gradients = backward(*inputs, saved, dout, dfinal, ctx.options)
+        return *gradients[:5], None if initial_state is None else gradients[5], None, None
+
+
+def _forward(
+    q, k, v, beta, g, initial_state, cu_seqlens, options: DeltaRuleOptions, save: bool
+) -> list[Tensor]:
+    """Outputs, last states, and what the backward reads: G, inverse, A, inverse norms, E, states."""
+    case = _case(q, k, v, beta, initial_state, cu_seqlens, options, save)
+    warps = case.plan.warps
+    results = case.buffers(q, v, g)
+    out, final, G, inverse, A, norms, E, states = results
+    tables = chunk_tables(cu_seqlens, case.plan.C, 1, case.chunks)
+    chunk_table, first_chunk, offsets = tables or (A, A, A)
+    state = A if initial_state is None else initial_state
+    case.launch(channel_pairs.decays_kernel, case.per_chunk, warps, scaled=True)(
+        q, k, g, G, norms, chunk_table
+    )
+    case.launch(channel_pairs.pairs_kernel, case.per_block, case.plan.pair_warps)(
+        q, k, beta, G, norms, inverse, A, chunk_table
+    )
+    case.launch(channel_pairs.inverse_kernel, case.per_chunk, INVERSE_WARPS)(inverse, chunk_table)
+    case.launch(channel_sweep.sweep_kernel, case.per_slice, warps)(
+        q, k, v, beta, G, state, inverse, A, norms, out, E, states, final, offsets, first_chunk
+    )
+    return results
+
+
+def _backward(
+    q, k, v, beta, g, initial_state, cu_seqlens, saved, dout, dfinal, options: DeltaRuleOptions
+) -> list[Tensor]:
+    """Gradients of q, k, v, beta, g, and of the initial state if there is one."""
+    case = _case(q, k, v, beta, initial_state, cu_seqlens, options, True)
+    warps, dout = case.plan.warps, dout.contiguous()
+    G, inverse, A, norms, E, states = saved
+    tables = chunk_tables(cu_seqlens, case.plan.C, 1, case.chunks)
+    chunk_table, first_chunk, offsets = tables or (A, A, A)
+    gradients = _new_gradients(q, k, v, beta, g, initial_state)
+    dq, dk, dv, dbeta, dg = gradients[:5]
+    dinitial = A if initial_state is None else gradients[5]
+    dstates, dA, dN = torch.empty_like(states), torch.empty_like(inverse), torch.empty_like(inverse)
+    dq_states, dk_states = torch.empty_like(G), torch.empty_like(G)
+    case.launch(
+        channel_sweep.sweep_backward_kernel, case.per_slice, warps, HAS_DFINAL_STATE=dfinal is not None
+    )(
+        q, k, beta, G, inverse, A, norms, dout, A if dfinal is None else dfinal.contiguous(), dv, dstates,
+        dinitial, offsets, first_chunk,
+    )  # fmt: skip
+    case.launch(channel_sweep.gradients_kernel, case.per_chunk, warps)(
+        q, k, beta, G, norms, E, dv, states, dstates, dout, dA, dN, dq_states, dk_states, dg, dbeta,
+        chunk_table,
+    )  # fmt: skip
+    case.launch(channel_pairs.pair_gradients_kernel, case.per_block, case.plan.pair_warps)(
+        q, k, G, norms, dA, dN, dq_states, dk_states, dg, dq, dk, chunk_table
+    )
+    return gradients
+
+
+def _new_gradients(q, k, v, beta, g, initial_state) -> list[Tensor]:
+    return [torch.empty_like(x) for x in (q, k, v, beta, g, initial_state) if x is not None]
+
+
+# The same as `torch.library` ops, whose options are plain scalars.
+
+
+def _forward_op(*arguments: Any) -> list[Tensor]:
+    *inputs, options, save = arguments
+    return torch.ops.statetrack.channel_delta_rule_forward(*inputs, *options, save)
+
+
+def _backward_op(*arguments: Any) -> list[Tensor]:
+    *tensors, options = arguments
+    return torch.ops.statetrack.channel_delta_rule_backward(*tensors, *options)
+
+
+def _forward_real(*arguments: Any) -> list[Tensor]:
+    return _forward(*arguments[:7], DeltaRuleOptions(*arguments[7:-1]), arguments[-1])
+
+
+def _forward_fake(*arguments: Any) -> list[Tensor]:
+    q, _, v, _, g, initial_state, cu_seqlens, *options, save = arguments
+    return _Case(q, v, initial_state, cu_seqlens, DeltaRuleOptions(*options), save).buffers(q, v, g)
+
+
+def _backward_real(*arguments: Any) -> list[Tensor]:
+    return _backward(*arguments[:10], DeltaRuleOptions(*arguments[10:]))
+
+
+def _backward_fake(*arguments: Any) -> list[Tensor]:
+    return _new_gradients(*arguments[:6])
+
+
+_INPUTS = "Tensor q, Tensor k, Tensor v, Tensor beta, Tensor g, Tensor? initial_state, Tensor? cu_seqlens"
+register_op(
+    f"channel_delta_rule_forward({_INPUTS}, {OPTIONS_SCHEMA}, bool save) -> Tensor[]",
+    _forward_real,
+    _forward_fake,
+)
+register_op(
+    f"channel_delta_rule_backward({_INPUTS}, Tensor[] saved, Tensor dout, Tensor? dfinal, {OPTIONS_SCHEMA}) "
+    "-> Tensor[]",
+    _backward_real,
+    _backward_fake,
+)

@@ -3,7 +3,8 @@
 With G the log-decays summed from the chunk's start, per channel (docs/gates.md, "Delta rule"):
 
     decays           G, 1 / ||k|| and scale / ||q||
-    pairs            N_ts = sum_k k_tk e^(G_tk - G_sk) k_sk b_s  (t > s),  A_ts = sum_k q_tk e^(G_tk - G_sk) k_sk
+    pairs            N_ts = sum_k k_tk e^(G_tk - G_sk) k_sk b_s  (t > s)
+                     A_ts = sum_k q_tk e^(G_tk - G_sk) k_sk  (t >= s)
     inverse          (I + N)^-1
     pair_gradients   dq, dk and dg from dA and dN, added to what passes through the states
 
@@ -14,8 +15,8 @@ and the sum over channels is a matrix product. Within a block it is computed for
 dg_t sums what carries a factor e^(g_t), never differences of larger sums, which would lose its digits where
 gates are small. A chunk has at most two blocks, so no pair of blocks has another between them.
 
-Grids: decays and inverse have a program per (chunk, head), the others one per (chunk and block, head). Letters
-and `slot`: chunk_forward.py.
+Grids: decays and inverse have a program per (chunk, head), the others one per (chunk and block, head).
+Letters and `slot`: chunk_forward.py.
 """
 
 import triton
@@ -113,7 +114,7 @@ def pairs_kernel(
     k_i, q_i, G_i, valid = _load_block(q, k, G, inverse_norms, I, rows, H, K, BK, C)
     before = _load_row(G, I * 16 - 1, rows, H, K, BK)[None, :]
     x = _power(G_i - before, valid)
-    for J in tl.range(0, I):
+    for J in tl.range(0, I, num_stages=1):
         k_j, _, G_j, valid_j = _load_block(q, k, G, inverse_norms, J, rows, H, K, BK, C)
         b_j = load_beta(beta, (J * 16 + i16) * H, valid_j, BETA_FROM_LOGITS, HARD_BETA)
         k_j *= _power(before - G_j, valid_j & (rows > I * 16))
@@ -126,7 +127,7 @@ def pairs_kernel(
         tl.store(N + i * C + J * 16 + j, zero)
         tl.store(A + i * C + J * 16 + j, zero.to(A.dtype.element_ty))
     KK, QK = tl.zeros((16, 16), tl.float32), tl.zeros((16, 16), tl.float32)
-    for s in tl.range(0, 16):
+    for s in tl.range(0, 16, num_stages=1):
         row = I * 16 + s
         k_s = _load_row(k, row, rows, H, K, BK) * tl.load(inverse_norms + row)
         G_s = _load_row(G, row, rows, H, K, BK)
@@ -181,7 +182,7 @@ def pair_gradients_kernel(
     before = _load_row(G, block * 16 - 1, rows, H, K, BK)[None, :]
     x = _power(G_c - before, valid)
     dq_x, dk_x = tl.zeros((16, BK), tl.float32), tl.zeros((16, BK), tl.float32)
-    for J in tl.range(0, block):
+    for J in tl.range(0, block, num_stages=1):
         k_j, _, G_j, valid_j = _load_block(q, k, G, inverse_norms, J, rows, H, K, BK, C)
         k_j *= _power(before - G_j, valid_j)
         dq_x = dot_out(tl.load(dA + own + J * 16), k_j, dq_x, BF16, OUT)
@@ -192,7 +193,7 @@ def pair_gradients_kernel(
 
     # as earlier rows, with the block behind: it reaches dg of the rows after each
     earlier = tl.zeros((16, BK), tl.float32)
-    for I in tl.range(block + 1, BLOCKS):
+    for I in tl.range(block + 1, BLOCKS, num_stages=1):
         k_i, q_i, G_i, valid_i = _load_block(q, k, G, inverse_norms, I, rows, H, K, BK, C)
         before_i = _load_row(G, I * 16 - 1, rows, H, K, BK)[None, :]
         x_i, there = _power(G_i - before_i, valid_i), I * 16 * C + i * C + block * 16 + j
@@ -203,7 +204,7 @@ def pair_gradients_kernel(
         earlier += k_c * dk_y
     dg_c += dot_floats(tl.where(i > j, 1.0, 0.0), earlier, None, BF16)
 
-    for s in tl.range(0, 16):
+    for s in tl.range(0, 16, num_stages=1):
         row = block * 16 + s
         k_s = _load_row(k, row, rows, H, K, BK) * tl.load(inverse_norms + row)
         G_s = _load_row(G, row, rows, H, K, BK)

@@ -7,8 +7,8 @@ the state that leaves it (docs/gates.md, "Delta rule"):
     sweep_backward   dU = A^T dO + k_out D,  Z = inverse^T b dU = dV,  D <- e^(G_C) D + q_in^T dO - k_in^T Z
     gradients        dA = dO U^T,  dN = -Z U^T,  dbeta, and dq, dk, dg as far as they come through the states
 
-Grids: the sweeps have a program per sequence, head and slice of BV columns of v, and hold a transposed slice of
-S or D for the whole sequence; gradients has one per (chunk, head). Tiles are those of chunk_forward.py.
+Grids: the sweeps have a program per sequence, head and slice of BV columns of v, and hold a transposed slice
+of S or D for the whole sequence; gradients has one per (chunk, head). Letters and `slot`: chunk_forward.py.
 """
 
 import triton
@@ -58,7 +58,7 @@ def sweep_kernel(
     q, k, G = q + keys, k + keys, G + keys
     v, E, out = v + values, E + values, out + values
     beta += first * H + h
-    for c in tl.range(0, tl.cdiv(rows, C), disable_licm=True):
+    for c in tl.range(0, tl.cdiv(rows, C), num_stages=1, disable_licm=True):
         row = c * C + ic
         valid, slot = row < rows, ((chunk + c) * H + h).to(tl.int64)
         at, last = row * (H * K), tl.minimum(c * C + C, rows) - 1
@@ -104,7 +104,7 @@ def sweep_backward_kernel(
     dout, dv = dout + values, dv + values
     beta += first * H + h
     chunks = tl.cdiv(rows, C)
-    for back in tl.range(0, chunks, disable_licm=True):
+    for back in tl.range(0, chunks, num_stages=1, disable_licm=True):
         c = chunks - 1 - back
         row = c * C + ic
         valid, slot = row < rows, ((chunk + c) * H + h).to(tl.int64)

@@ -231,8 +231,8 @@ def gradients_kernel(
     k_c = load_tile(k, ic * (H * K), ik, valid, K, BK, BF16)
     q_c = load_tile(q, token * (H * K), ik, read, K, BK, BF16)
     if GATED:
-        # a product that carries e^(G_i - G_j) adds (value x gradient) to dg_t for i >= t > j; no differences of
-        # larger sums, which would lose the digits of dg where a gate is small
+        # a product that carries e^(G_i - G_j) adds (value x gradient) to dg_t for i >= t > j; no differences
+        # of larger sums, which would lose the digits of dg where a gate is small
         KK = tl.dot(k_c, tl.trans(k_c)) if BF16 else dot_input(k_c, tl.trans(k_c), None, False)
         moved = dP * decay * KK * r_k[:, None] * r_k[None, :]
         moved += dA * tl.load(A + slot * C * C + i * C + j).to(tl.float32)
