@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from statetrack.ops.bracket_expressions import bracket_expressions
+from statetrack.ops.mlstm import mlstm
 from statetrack.ops.slstm import slstm
 
 pytestmark = pytest.mark.gpu
@@ -40,3 +41,23 @@ def test_bracketed_expressions_are_those_of_the_reference(B, T):
         strict=True,
     ):
         assert torch.equal(actual, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("B", "T", "H", "K"), [(64, 40, 4, 64), (32, 64, 1, 128), (5, 17, 2, 24)])
+def test_mlstm_matches_float64(B, T, H, K, dtype):
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(B, T, H, K)] * 3 + [(B, T, H)] * 2
+    q, k, v, i, f = (torch.randn(shape, generator=generator).cuda() for shape in shapes)
+    given = [q.to(dtype), k.to(dtype), v.to(dtype), 2 * i, 3 + 2 * f]
+
+    def results(inputs, backend):
+        leaves = [x.detach().requires_grad_() for x in inputs]
+        h, last = mlstm(*leaves, backend=backend)
+        weights = torch.linspace(-1, 1, h.numel(), device="cuda", dtype=torch.float64).view_as(h)
+        return [h, last.C, last.n, *torch.autograd.grad((h.double() * weights).sum(), leaves)]
+
+    expected = results([x.double() for x in given], "reference")
+    for x, y in zip(results(given, "triton"), expected, strict=True):
+        bound = 5e-5 if x.dtype == torch.float32 and dtype == torch.float32 else 2e-2
+        assert (x - y).abs().max() <= bound * y.abs().max()

@@ -1,6 +1,9 @@
 """The page about language models, from made-up losses with known differences."""
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -128,3 +131,35 @@ def test_the_contrast_is_the_mean_gain_on_code_and_math_beyond_that_on_recall(tm
 def test_a_folder_without_results_is_refused(tmp_path):
     with pytest.raises(UserError, match="does not exist"):
         write_language_models(tmp_path, tmp_path / "page")
+
+
+JOIN = Path(__file__).parents[2] / "tools/lm_experiment_join.py"
+
+
+def joined(*arguments):
+    return subprocess.run([sys.executable, JOIN, *map(str, arguments)], capture_output=True, text=True)
+
+
+def test_results_of_two_machines_give_the_page_of_both(tmp_path):
+    whole = write_results(tmp_path / "whole", PAPER, models=("DeltaNet", "Mamba"))
+    parts = [write_results(tmp_path / name, PAPER, models=(name,)) for name in ("DeltaNet", "Mamba")]
+    for folder in parts:
+        (folder / "log.txt").write_text(folder.name + "\n")
+    out = tmp_path / "joined"
+    out.mkdir()
+    assert joined(*parts, "--out", out).stderr == ""
+    assert (out / "runs.jsonl").read_text() == (whole / "runs.jsonl").read_text()
+    assert page_of(out) == page_of(whole)
+    assert json.loads((out / "spectrum.json").read_text()) == json.loads(
+        (whole / "spectrum.json").read_text()
+    )
+    assert (out / "log.txt").read_text() == "DeltaNet\nMamba\n"
+
+
+def test_losses_of_different_data_are_not_joined(tmp_path):
+    parts = [write_results(tmp_path / name, PAPER, models=(name,)) for name in ("DeltaNet", "Mamba")]
+    file = parts[1] / "perplexity.json"
+    file.write_text(file.read_text().replace("0" * 64, "1" * 64))
+    answer = joined(*parts, "--out", tmp_path)
+    assert answer.returncode == 2
+    assert "data differs" in answer.stderr

@@ -13,9 +13,13 @@ BACKENDS = {
     "reference": "statetrack.ops.gated_linear_attention.reference:gated_linear_attention_reference",
     "chunked": "statetrack.ops.gated_linear_attention.chunked:gated_linear_attention_chunked",
     "native": "statetrack.ops.gated_linear_attention.native:gated_linear_attention_native",
+    "triton": "statetrack.ops.gated_linear_attention.triton.backend:gated_linear_attention_triton",
 }
 # Functions of q and v that give the reason why a backend cannot take them, or None.
-REFUSALS = {"native": "statetrack.ops.gated_linear_attention.native:refuses"}
+REFUSALS = {
+    "native": "statetrack.ops.gated_linear_attention.native:refuses",
+    "triton": "statetrack.ops.gated_linear_attention.triton.plan:refuses",
+}
 OP = "gated_linear_attention"
 ORDER = "Time comes before heads in this library."
 
@@ -56,7 +60,7 @@ def gated_linear_attention(
     - `scale` multiplies the outputs: any finite number, K^-1/2 by default.
     - `cu_seqlens` (N + 1 offsets, B = 1) packs N sequences into one row. `max_seqlen`, at least the longest,
       is checked only: no backend needs it.
-    - `backend`: "auto", "reference", "chunked" or "native" (CPU).
+    - `backend`: "auto", "reference", "chunked", "native" (CPU) or "triton" (GPU).
 
     The state carries no cumulated sign or angle: it is S itself, and a later call takes it as it is.
     Arithmetic is float32 or better. Values are checked inside `statetrack.checked()` only: it refuses gates
@@ -77,8 +81,8 @@ def gated_linear_attention(
     refusals = {name: lambda target=target: load(target)(q, v) for name, target in REFUSALS.items()}
     run = pick_backend(OP, backend, q.device, BACKENDS, refusals)
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
-    inputs = q, k, v, _gate(g, a, sign), angle, initial_state, cu_seqlens, scale
-    o, state = run_backend(OP, run, q.device, *inputs)
+    gates = (g, a, sign) if getattr(run, "separate_gates", False) else (_gate(g, a, sign),)
+    o, state = run_backend(OP, run, q.device, q, k, v, *gates, angle, initial_state, cu_seqlens, scale)
     return o.to(v.dtype), state if output_final_state else None
 
 

@@ -5,13 +5,19 @@ from torch import Tensor
 from statetrack.errors import UserError
 from statetrack.ops import checks
 from statetrack.ops.autograd import run_backend
-from statetrack.ops.backends import pick_backend
+from statetrack.ops.backends import load, no_triton, pick_backend
 from statetrack.ops.mlstm.reference import MLSTMCell
 
 BACKENDS = {
     "reference": "statetrack.ops.mlstm.reference:mlstm_reference",
     "chunked": "statetrack.ops.mlstm.chunked:mlstm_chunked",
+    "triton": "statetrack.ops.mlstm.triton.backend:mlstm_triton",
 }
+
+
+def _triton_refuses(q: Tensor, v: Tensor, state: MLSTMCell | None) -> str | None:
+    """Why the Triton kernels cannot take these inputs, or None."""
+    return no_triton(q) or load("statetrack.ops.mlstm.triton.backend:refuses")(q, v, state)
 
 
 def mlstm(
@@ -36,7 +42,7 @@ def mlstm(
 
     Returns h (B, T, H, V) in the dtype of v, and the last state, an `MLSTMCell` of C (B, H, K, V), n (B, H,
     K) and m (B, H) in float32 (float64 if q is), which a later call takes as `initial_state`. `backend` is
-    "auto", "reference" or "chunked".
+    "auto", "reference", "chunked" or "triton" (GPU; up to 64 steps from an empty state).
 
     >>> q, k, v = torch.randn(3, 2, 16, 4, 32).unbind()              # B, T, H, K = 2, 16, 4, 32
     >>> i, f = torch.randn(2, 2, 16, 4).unbind()
@@ -60,8 +66,9 @@ def mlstm(
     cell = checks.check_cell(op, initial_state, q, C=(B, H, K, V), n=(B, H, K), m=(B, H))
     if checks.is_checked():
         checks.check_finite(op, time=1, q=q, k=k, v=v, i=i, f=f)
-    run = pick_backend(op, backend, q.device, BACKENDS)
     state = None if cell is None else MLSTMCell(*cell)
+    refusals = {"triton": lambda: _triton_refuses(q, v, state)}
+    run = pick_backend(op, backend, q.device, BACKENDS, refusals)
     h, state = run_backend(op, run, q.device, q, k, v, i, f, state)
     return h.to(v.dtype), state
 

@@ -224,23 +224,22 @@ def gradients_kernel(
     k_c = load_tile(k, ic * (H * K), ik, valid, K, BK, BF16)
     q_c = load_tile(q, token * (H * K), ik, read, K, BK, BF16)
     if GATED:
-        # a product that carries e^(G_i - G_j) adds (value x gradient) to dG_i and subtracts it from dG_j
+        # a product that carries e^(G_i - G_j) adds (value x gradient) to dg_t for i >= t > j; no differences of
+        # larger sums, which would lose the digits of dg where a gate is small
         KK = tl.dot(k_c, tl.trans(k_c)) if BF16 else dot_input(k_c, tl.trans(k_c), None, False)
-        moved_k = dP * decay * KK * r_k[:, None] * r_k[None, :]
-        moved_q = dA * tl.load(A + slot * C * C + i * C + j).to(tl.float32)
-        dG = tl.sum(moved_k, axis=1) - tl.sum(moved_k, axis=0)
-        dG += tl.sum(moved_q, axis=1) - tl.sum(moved_q, axis=0)
+        moved = dP * decay * KK * r_k[:, None] * r_k[None, :]
+        moved += dA * tl.load(A + slot * C * C + i * C + j).to(tl.float32)
+        from_here = tl.where(i <= j, 1.0, 0.0)
+        between = dot_input(from_here.to(tl.bfloat16) if BF16 else from_here, moved, None, BF16)
         dP, dA = dP * decay, dA * decay
         dq_c *= tl.exp(G)[:, None]
         dk_c *= tl.exp(G)[:, None]
         dk_out *= tl.exp(G_C - G)[:, None]
-        moved_out = -tl.sum(dk_out * k_c.to(tl.float32), axis=1) * r_k
-        dG += tl.sum(dq_c * q_c.to(tl.float32), axis=1) * s - moved_out
-        dG -= tl.sum(dk_c * k_c.to(tl.float32), axis=1) * r_k
-        total = tl.sum(moved_out, axis=0) + tl.exp(G_C) * SD
-        # dg is the reversed running sum of dG: g_t is part of every later G of the chunk, and of the
-        # state's decay
-        dg_c = tl.sum(dG, axis=0) - tl.cumsum(dG, axis=0) + dG + total
+        entering = tl.sum(dq_c * q_c.to(tl.float32), axis=1) * s
+        entering -= tl.sum(dk_c * k_c.to(tl.float32), axis=1) * r_k
+        leaving = -tl.sum(dk_out * k_c.to(tl.float32), axis=1) * r_k
+        dg_c = tl.sum(tl.where(i > j, between + leaving[None, :], entering[None, :]), axis=1)
+        dg_c += tl.exp(G_C) * SD
         at = (first // HOUSEHOLDERS + token) * H + h
         tl.store(dg + at, dg_c.to(dg.dtype.element_ty), mask=valid & (step % HOUSEHOLDERS == 0))
         dk_c += dk_out

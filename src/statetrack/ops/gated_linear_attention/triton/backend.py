@@ -1,0 +1,159 @@
+"""The Triton backend of gated linear attention: an autograd function around the kernels."""
+
+import torch
+from torch import Tensor
+
+from statetrack.ops.autograd import first_derivative_only, needs_gradient
+from statetrack.ops.call_cache import CallCache
+from statetrack.ops.gated_linear_attention.rotation import (
+    both_of_pair,
+    cumulated_angles,
+    last_angles,
+    rotate,
+)
+from statetrack.ops.gated_linear_attention.triton.launches import Backward, Case, Forward, Inputs
+from statetrack.ops.triton_runtime.compile_ahead import compile_ahead
+
+FORWARD_CALLS, BACKWARD_CALLS = CallCache(), CallCache()
+
+
+def gated_linear_attention_triton(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None,
+    a: Tensor | None,
+    sign: Tensor | None,
+    angle: Tensor | None,
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor | None,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    """Same as `gated_linear_attention_reference`, but the gate comes as the caller gave it: as g or as a."""
+    gate = g if a is None else a
+    assert gate is not None
+    if q.numel() == 0 or v.numel() == 0:
+        from statetrack.ops.gated_linear_attention.chunked import gated_linear_attention_chunked
+
+        value = gate.float() if a is not None else gate.float().exp() * (1.0 if sign is None else sign)
+        return gated_linear_attention_chunked(q, k, v, value, angle, initial_state, cu_seqlens, scale)
+    if not q.dtype == k.dtype == v.dtype:
+        dtype = torch.promote_types(torch.promote_types(q.dtype, k.dtype), v.dtype)
+        q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
+    end = None
+    if angle is not None:
+        total = cumulated_angles(angle, cu_seqlens)
+        cos, sin = total.cos(), total.sin()
+        q, k = (rotate(x.float(), cos, -sin).to(x.dtype) for x in (q, k))
+        end = last_angles(total, cu_seqlens)[..., None]
+        gate = gate if gate.ndim == 3 else both_of_pair(gate)
+        sign = sign if sign is None or sign.ndim == 3 else both_of_pair(sign)
+    cu_seqlens = None if cu_seqlens is None else cu_seqlens.contiguous()
+    inputs = Inputs(q, k, v, gate, sign, initial_state, cu_seqlens)
+    if needs_gradient(inputs):
+        o, state = _GatedLinearAttention.apply(*inputs, a is None, scale)
+    else:
+        o, state, _ = _forward(inputs, a is None, scale, False)
+    if end is not None:
+        state = rotate(state, end.cos(), end.sin(), dim=-2)
+    return o, state
+
+
+class _GatedLinearAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, gate, sign, initial_state, cu_seqlens, is_log, scale):
+        inputs = Inputs(q, k, v, gate, sign, initial_state, cu_seqlens)
+        o, state, saved = _forward(inputs, is_log, scale, True)
+        ctx.save_for_backward(*inputs, *saved)
+        ctx.is_log, ctx.scale = is_log, scale
+        ctx.set_materialize_grads(False)
+        return o, state
+
+    @staticmethod
+    @first_derivative_only
+    def backward(ctx, dout, dstate):
+        kept = ctx.saved_tensors  # read once: a checkpointed block computes them again to give them
+        inputs, saved = Inputs(*kept[:7]), list(kept[7:])
+        if dout is None:
+            dout = torch.zeros_like(inputs.v)
+        dq, dk, dv, dgate, *rest = _backward(inputs, ctx.is_log, ctx.scale, saved, dout, dstate)
+        return dq, dk, dv, dgate, None, rest[0] if rest else None, None, None, None
+
+
+def _tables(cu_seqlens: Tensor | None, case: Case, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Of packed sequences: first row and number of rows of every chunk, first chunk of every sequence,
+    offsets.
+
+    Made on the GPU, without reading the offsets: chunks beyond the last have no rows.
+    """
+    if cu_seqlens is None:
+        return like, like, like
+    C, bounds = case.plan.C, cu_seqlens.long()
+    per_sequence = (bounds.diff() + C - 1) // C
+    last = per_sequence.cumsum(0)
+    first_chunk = last - per_sequence
+    chunk = torch.arange(case.chunks, device=cu_seqlens.device)
+    sequence = torch.searchsorted(last, chunk, right=True)
+    unused = sequence == last.numel()
+    sequence = sequence.clamp(max=last.numel() - 1)
+    start = torch.where(unused, 0, bounds[sequence] + (chunk - first_chunk[sequence]) * C)
+    rows = torch.where(unused, 0, bounds[sequence + 1] - start).clamp(max=C)
+    return torch.stack([start, rows], dim=1), first_chunk, cu_seqlens
+
+
+def _contiguous(inputs: Inputs) -> Inputs:
+    return Inputs(*[None if x is None else x.contiguous() for x in inputs])
+
+
+def _key(inputs: Inputs) -> tuple:
+    return tuple([None if x is None else (x.shape, x.dtype, x.get_device()) for x in inputs])
+
+
+def _forward(inputs: Inputs, is_log: bool, scale: float, save: bool) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """Outputs, last states, and what the backward reads."""
+    inputs = _contiguous(inputs)
+
+    def make() -> Forward:
+        compile_ahead(lambda: _both_ways(inputs, is_log, scale, save))
+        return Forward(Case(inputs, is_log, scale), True)
+
+    call = FORWARD_CALLS.get_or_make((is_log, scale, save, *_key(inputs)), make)
+    case, v = call.case, inputs.v
+    saved, o = case.saved(v), torch.empty_like(v)
+    state = v.new_empty(case.sequences, case.H, case.K, case.V, dtype=torch.float32)
+    call.run(inputs, _tables(inputs.cu_seqlens, case, o), saved, o, state)
+    return o, state, saved
+
+
+def _backward(
+    inputs: Inputs,
+    is_log: bool,
+    scale: float,
+    saved: list[Tensor],
+    dout: Tensor,
+    dstate: Tensor | None,
+) -> list[Tensor]:
+    """Gradients of q, k, v, the gate, and the initial state if there is one."""
+    inputs, dout = _contiguous(inputs), dout.contiguous()
+    dstate = None if dstate is None else dstate.contiguous()
+    dtypes = dout.dtype, None if dstate is None else dstate.dtype
+    call = BACKWARD_CALLS.get_or_make(
+        (is_log, scale, dtypes, *_key(inputs)),
+        lambda: Backward(Case(inputs, is_log, scale), dstate is not None),
+    )
+    of = inputs.q, inputs.k, inputs.v, inputs.gate, inputs.initial_state
+    gradients = [torch.empty_like(x) for x in of if x is not None]
+    tables = _tables(inputs.cu_seqlens, call.case, dout)
+    call.run(inputs, tables, saved, dout, dstate, gradients)
+    return gradients
+
+
+def _both_ways(inputs: Inputs, is_log: bool, scale: float, save: bool) -> None:
+    """All launches for these inputs: the forward's, and the backward's if one will follow."""
+    o, _, saved = _forward(inputs, is_log, scale, save)
+    if save:
+        _backward(inputs, is_log, scale, saved, torch.empty_like(o), None)
+
+
+# The kernels read logarithms and signs as they are given, without a pass that multiplies them out.
+gated_linear_attention_triton.separate_gates = True  # type: ignore[attr-defined]

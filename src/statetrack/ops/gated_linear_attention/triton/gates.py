@@ -1,0 +1,115 @@
+"""Gates in the kernels: sizes as logarithms, signs folded into queries and keys, zeros kept apart.
+
+A gate a is held as l = -log2 |a| in [0, ZERO], and L_t = l_1 + ... + l_t from the chunk's start. A product of
+gates from s + 1 to t is 2^(L_s - L_t) c_s c_t with the cumulated signs c. Gates of at most 2^-ZERO = 1e-12 in
+size have l = ZERO, and a product below 2^-CUT is 0: so a gate of 0 cuts exactly what came before it.
+
+The gradient with respect to l_j sums terms that each contain a_j, taken before that cut, so that dividing the
+sum by a_j is well-conditioned, and right at a_j = 0: there 2^-ZERO is divided by itself.
+"""
+
+import triton
+import triton.language as tl
+
+from statetrack.ops.delta_rule.triton.tiles import chunk_rows
+
+ZERO = tl.constexpr(40.0)
+CUT = tl.constexpr(39.0)  # less than ZERO by more than the rounding error of L
+LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def load_gates(gate, sign, offsets, mask, GATE: tl.constexpr):
+    """l and whether the gate is negative. GATE: "value" for a, "log" for g, "log and sign" for both.
+
+    Written with `where`, which keeps NaN. Gates beyond 1 in size count as 1.
+    """
+    outside = 1.0 if GATE == "value" else 0.0
+    x = tl.load(gate + offsets, mask=mask, other=outside).to(tl.float32)
+    if GATE == "value":
+        negative = x < 0.0
+        size = tl.abs(x)
+        zero = size < 1e-12
+        l = -tl.log2(tl.where(zero, 1.0, size))
+        l = tl.where(zero, ZERO, l)
+    else:
+        l = -LOG2_E * x
+        negative = x > float("inf")
+        if GATE == "log and sign":
+            s = tl.load(sign + offsets, mask=mask, other=1.0).to(tl.float32)
+            negative = s < 0.0
+            l = tl.where(s == 0.0, ZERO, l)
+    l = tl.where(l > ZERO, ZERO, l)
+    return tl.where(l < 0.0, 0.0, l), negative
+
+
+@triton.jit
+def gate_gradient(dl, l, negative, GATE: tl.constexpr):
+    """The gradient of a or g, from dl = a dL/da as the sums of the backward give it."""
+    if GATE == "value":
+        d = dl * tl.where(negative, -1.0, 1.0) * tl.exp2(l)
+    else:
+        d = tl.where(l >= ZERO, 0.0, dl)
+    return d
+
+
+@triton.jit
+def cumulated(l, negative):
+    """L and the cumulated signs along the first axis."""
+    L = tl.cumsum(l, axis=0)
+    odd = tl.cumsum(negative.to(tl.int32), axis=0) & 1
+    return L, tl.where(odd == 1, -1.0, 1.0)
+
+
+@triton.jit
+def product(L):
+    """The product of gates whose l sum to L, before and after the cut."""
+    whole = tl.exp2(-L)
+    return whole, tl.where(L > CUT, 0.0, whole)
+
+
+@triton.jit
+def load_cumulated(L, rows, columns, K: tl.constexpr, BK: tl.constexpr):
+    """What `cumulate_kernel` stored at these offsets of rows: L and the cumulated signs."""
+    return decoded(tl.load(L + rows[:, None] + columns[None, :], mask=(columns < K)[None, :], other=0.0))
+
+
+@triton.jit
+def load_end(L, row, columns, K: tl.constexpr):
+    """L and the cumulated signs of one row, as tiles with this row."""
+    L_end, c_end = decoded(tl.load(L + row + columns, mask=columns < K, other=0.0))
+    return L_end[None, :], c_end[None, :]
+
+
+@triton.jit
+def decoded(x):
+    """L and the cumulated signs from one number for both: the sign bit of -0.0 counts."""
+    return tl.abs(x), tl.where(x.to(tl.int32, bitcast=True) < 0, -1.0, 1.0)
+
+
+@triton.jit
+def cumulate_kernel(
+    gate, sign, L, kept, chunk_table, T, H,
+    K: tl.constexpr, BK: tl.constexpr, C: tl.constexpr, GATE: tl.constexpr, PACKED: tl.constexpr,
+):  # fmt: skip
+    """L of gates per channel (B, T, H, K), sign bit set where c is -1; P_C of every chunk, (chunks, H, K).
+
+    A program has a chunk of one head and BK channels.
+    """
+    slices: tl.constexpr = tl.cdiv(K, BK)
+    chunk, h = tl.program_id(0) // slices, tl.program_id(1)
+    first, rows = chunk_rows(chunk_table, chunk, T, C, 1, PACKED)
+    if rows <= 0:
+        return
+    ic, ik = tl.arange(0, C), (tl.program_id(0) % slices) * BK + tl.arange(0, BK)
+    inside = (ic < rows)[:, None] & (ik < K)[None, :]
+    offsets = (first * H + h) * K + ic[:, None] * (H * K) + ik[None, :]
+    l, negative = load_gates(gate, sign, offsets, inside, GATE)
+    L_c, c = cumulated(l, negative)
+    bits = tl.where(c < 0.0, -2147483648, 0).to(tl.int32)
+    encoded = (L_c.to(tl.int32, bitcast=True) | bits).to(tl.float32, bitcast=True)
+    tl.store(L + offsets, encoded, mask=inside)
+    _, P = product(L_c)
+    # rows beyond the last have gates of 1, so that the last row of the tile is the end of the chunk
+    end = tl.sum(tl.where((ic == C - 1)[:, None], P * c, 0.0), axis=0)
+    tl.store(kept + (chunk * H + h).to(tl.int64) * K + ik, end, mask=ik < K)

@@ -1,0 +1,123 @@
+"""The Triton backend of the mLSTM, for short sequences from an empty state: what training on words needs."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from statetrack.ops.autograd import first_derivative_only, needs_gradient
+from statetrack.ops.custom_ops import register_op, without_dispatcher
+from statetrack.ops.delta_rule.triton.plan import INTERPRETED
+from statetrack.ops.mlstm.chunked import mlstm_chunked
+from statetrack.ops.mlstm.reference import EPS, MLSTMCell
+from statetrack.ops.mlstm.triton.kernels import backward_kernel, forward_kernel
+from statetrack.ops.triton_runtime.compile_ahead import launch
+from statetrack.ops.triton_runtime.sizes import block
+
+LONGEST = 64  # steps: a program holds all pairs of them
+WIDEST = 128  # of keys and values
+
+
+def refuses(q: Tensor, v: Tensor, state: MLSTMCell | None) -> str | None:
+    """Why the kernels cannot take these inputs, or None."""
+    if q.shape[1] > LONGEST:
+        return f"there are {q.shape[1]} steps, more than {LONGEST}"
+    if max(q.shape[-1], v.shape[-1]) > WIDEST:
+        return f"keys or values are {max(q.shape[-1], v.shape[-1])} wide, more than {WIDEST}"
+    if state is not None:
+        return "a state enters"
+    if torch.promote_types(q.dtype, v.dtype) == torch.float64:
+        return "float64 is not offered there"
+    return "there are no steps" if q.numel() == 0 or v.numel() == 0 else None
+
+
+def mlstm_triton(
+    q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, state: MLSTMCell | None = None
+) -> tuple[Tensor, MLSTMCell]:
+    """Same arguments and results as `mlstm_reference`, without a state that enters."""
+    assert state is None  # see `refuses`
+    if not _exact_in_bfloat16(q, k, v):
+        q, k, v = q.float(), k.float(), v.float()
+    inputs = [x.contiguous() for x in (q, k, v, i, f)]
+    if needs_gradient(inputs):
+        h, C, n, m = _MLSTM.apply(*inputs)
+    else:
+        h, C, n, m = without_dispatcher(q, _forward, torch.ops.statetrack.mlstm_forward)(*inputs)
+    return h, MLSTMCell(C, n, m)
+
+
+class _MLSTM(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, *inputs):
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*inputs)
+        return tuple(without_dispatcher(inputs[0], _forward, torch.ops.statetrack.mlstm_forward)(*inputs))
+
+    @staticmethod
+    @first_derivative_only
+    def backward(ctx, dh, dC, dn, dm):
+        inputs = ctx.saved_tensors
+        if dC is not None or dn is not None or dm is not None:  # rare: a loss of the last state
+            return _gradients_by_chunks(inputs, (dh, dC, dn, dm))
+        if dh is None:
+            return None, None, None, None, None
+        backward = without_dispatcher(dh, _backward, torch.ops.statetrack.mlstm_backward)
+        return tuple(backward(*inputs, dh.contiguous()))
+
+
+def _gradients_by_chunks(inputs: tuple[Tensor, ...], gradients: tuple[Tensor | None, ...]):
+    """The gradients with those of the last state, from the chunked form."""
+    with torch.enable_grad():
+        leaves = [x.detach().requires_grad_() for x in inputs]
+        q, k, v, i, f = leaves
+        h, cell = mlstm_chunked(q, k, v, i, f)
+        outputs = [(y, g) for y, g in zip((h, *cell), gradients, strict=True) if g is not None]
+        return torch.autograd.grad(
+            [y for y, _ in outputs], leaves, [g for _, g in outputs], materialize_grads=True
+        )
+
+
+def _exact_in_bfloat16(*tensors: Tensor) -> bool:
+    # Triton's interpreter has no bfloat16 arithmetic
+    return not INTERPRETED and all(x.dtype == torch.bfloat16 for x in tensors)
+
+
+def _launch_options(
+    q: Tensor, k: Tensor, v: Tensor
+) -> tuple[tuple[int], tuple[int, int, float], dict[str, Any]]:
+    B, T, H, K = q.shape
+    V = v.shape[-1]
+    sizes = {"K": K, "V": V, "BT": block(T), "BK": block(K), "BV": block(V), "EPS": EPS}
+    options = sizes | {"BF16": _exact_in_bfloat16(q, k, v), "num_warps": 8}
+    return (B * H,), (T, H, K**-0.5), options
+
+
+def _forward(q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor) -> list[Tensor]:
+    """h in float32, and the last C, n and m."""
+    results = _forward_fake(q, k, v, i, f)
+    grid, numbers, options = _launch_options(q, k, v)
+    launch(forward_kernel, grid)(q, k, v, i, f, *results, *numbers, **options)
+    return results
+
+
+def _forward_fake(q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor) -> list[Tensor]:
+    (B, _, H, K), V = q.shape, v.shape[-1]
+    shapes = (v.shape, (B, H, K, V), (B, H, K), (B, H))
+    return [v.new_empty(shape, dtype=torch.float32) for shape in shapes]
+
+
+def _backward(q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, dh: Tensor) -> list[Tensor]:
+    """The gradients of the inputs, in their dtypes."""
+    results = _backward_fake(q, k, v, i, f, dh)
+    grid, numbers, options = _launch_options(q, k, v)
+    launch(backward_kernel, grid)(q, k, v, i, f, dh, *results, *numbers, **options)
+    return results
+
+
+def _backward_fake(q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, dh: Tensor) -> list[Tensor]:
+    return [torch.empty_like(x) for x in (q, k, v, i, f)]
+
+
+_INPUTS = "Tensor q, Tensor k, Tensor v, Tensor i, Tensor f"
+register_op(f"mlstm_forward({_INPUTS}) -> Tensor[]", _forward, _forward_fake)
+register_op(f"mlstm_backward({_INPUTS}, Tensor dh) -> Tensor[]", _backward, _backward_fake)
