@@ -140,7 +140,7 @@ def test_pieces_and_single_steps_with_carried_state_equal_one_pass(kind):
 
 
 @pytest.mark.parametrize("kind", GATES)
-def test_near_the_border_float32_stays_within_a_ten_thousandth_over_2048_steps(kind):
+def test_near_the_border_float32_keeps_five_digits_over_2048_steps(kind):
     exact = random_inputs(2048, kind, B=1, H=1, K=8)
     with torch.no_grad():
         size = 0.99 + 0.01 * exact[3].abs()
@@ -148,7 +148,7 @@ def test_near_the_border_float32_stays_within_a_ten_thousandth_over_2048_steps(k
     if exact[4] is not None:  # the loop would add up its own rounding of the angles: take what float32 holds
         exact[4] = exact[4].detach().float().double().requires_grad_()
     # in float64 the chunks are the loop, and far quicker
-    assert_near(with_gradients(rounded(exact), "native"), with_gradients(exact, "chunked"), 1e-4)
+    assert_near(with_gradients(rounded(exact), "native"), with_gradients(exact, "chunked"))
 
 
 def test_memory_layout_changes_nothing():

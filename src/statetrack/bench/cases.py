@@ -137,8 +137,8 @@ class GatedCase:
         (q, k, v, dt), do = self._inputs()
 
         def work() -> None:
-            gate = {"g": -dt} if self.eigenvalues == "[0,1]" else {"a": 2 * torch.exp(-dt) - 1}
-            o, _ = gated_linear_attention(q, k, v * dt[..., None], **gate, scale=1.0, backend=backend)
+            g, a = (-dt, None) if self.eigenvalues == "[0,1]" else (None, 2 * torch.exp(-dt) - 1)
+            o, _ = gated_linear_attention(q, k, v * dt[..., None], g, a=a, scale=1.0, backend=backend)
             o.backward(do)
 
         return work

@@ -1,6 +1,5 @@
 """The delta rule: products of generalised Householder matrices, with eigenvalues in [-1, 1]."""
 
-import math
 from collections.abc import Callable
 
 import torch
@@ -106,8 +105,7 @@ def delta_rule(
         raise UserError(
             "delta_rule: hard_beta is set without beta_from_logits, expected both: beta is logits."
         )
-    if scale is not None and not _is_finite_number(scale):
-        raise UserError(f"delta_rule: scale is {scale!r}, expected a finite number, or None for K^-1/2.")
+    checks.check_scale("delta_rule", scale)
     gate: Tensor | gates.Gate | None = g
     given: tuple[Tensor | None, ...] = (g,)
     if a is not None or sign is not None or angle is not None or (isinstance(g, Tensor) and g.ndim == 4):
@@ -137,10 +135,6 @@ def delta_rule(
         checks.check_finite("delta_rule", time=1, out=o)
     o = o if o.dtype == v.dtype else o.to(v.dtype)
     return o, final_state if output_final_state else None
-
-
-def _is_finite_number(x: object) -> bool:
-    return isinstance(x, (int, float)) and math.isfinite(x)
 
 
 def _choose(backend: str, householders: int, q, k, v, beta, gate, initial_state, cu_seqlens) -> Callable:
