@@ -31,7 +31,6 @@ from statetrack.ops.delta_rule.triton.tiles import (
     dot_inverse,
     dot_out,
     dot_state,
-    inverse_norm,
     load_beta,
     load_decay,
     load_inverse,
@@ -224,30 +223,30 @@ def gradients_kernel(
     k_c = load_tile(k, ic * (H * K), ik, valid, K, BK, BF16)
     q_c = load_tile(q, token * (H * K), ik, read, K, BK, BF16)
     if GATED:
-        # a product that carries e^(G_i - G_j) adds (value x gradient) to dG_i and subtracts it from dG_j
+        # dg_t sums (value x gradient) of every product whose decay contains g_t: e^(G_i - G_j) for j < t <= i,
+        # e^(G_i) for t <= i, e^(G_C - G_j) for j < t, and e^(G_C). Differences of running sums would be
+        # shorter, but cancel under a strong decay.
         KK = tl.dot(k_c, tl.trans(k_c)) if BF16 else dot_input(k_c, tl.trans(k_c), None, False)
-        moved_k = dP * decay * KK * r_k[:, None] * r_k[None, :]
-        moved_q = dA * tl.load(A + slot * C * C + i * C + j).to(tl.float32)
-        dG = tl.sum(moved_k, axis=1) - tl.sum(moved_k, axis=0)
-        dG += tl.sum(moved_q, axis=1) - tl.sum(moved_q, axis=0)
-        dP, dA = dP * decay, dA * decay
+        dP *= decay
+        moved = dP * KK * r_k[:, None] * r_k[None, :]
+        moved += dA * tl.load(A + slot * C * C + i * C + j).to(tl.float32)
+        dA *= decay
+        earlier = tl.where(i < j, 1.0, 0.0).to(k_c.dtype)  # column t: the rows before t
+        dg_c = tl.sum(tl.where(i >= j, dot_out(moved, earlier, None, BF16, OUT), 0.0), axis=0)
         dq_c *= tl.exp(G)[:, None]
         dk_c *= tl.exp(G)[:, None]
         dk_out *= tl.exp(G_C - G)[:, None]
+        moved_in = tl.sum(dq_c * q_c.to(tl.float32), axis=1) * s
+        moved_in -= tl.sum(dk_c * k_c.to(tl.float32), axis=1) * r_k
         moved_out = -tl.sum(dk_out * k_c.to(tl.float32), axis=1) * r_k
-        dG += tl.sum(dq_c * q_c.to(tl.float32), axis=1) * s - moved_out
-        dG -= tl.sum(dk_c * k_c.to(tl.float32), axis=1) * r_k
-        total = tl.sum(moved_out, axis=0) + tl.exp(G_C) * SD
-        # dg is the reversed running sum of dG: g_t is part of every later G of the chunk, and of the
-        # state's decay
-        dg_c = tl.sum(dG, axis=0) - tl.cumsum(dG, axis=0) + dG + total
+        dg_c += tl.sum(tl.where(i >= j, moved_in[:, None], moved_out[:, None]), axis=0) + tl.exp(G_C) * SD
         at = (first // HOUSEHOLDERS + token) * H + h
         tl.store(dg + at, dg_c.to(dg.dtype.element_ty), mask=valid & (step % HOUSEHOLDERS == 0))
         dk_c += dk_out
     if COMPUTE_DQ:
         dq_c = dot_out(dA * r_k[None, :], k_c, dq_c, BF16, OUT)
         if L2NORM:  # s is scale / ||q||, and dq_c the gradient of the scaled unit query
-            unit = q_c.to(tl.float32) * inverse_norm(squared_norm(q_c), True)[:, None]
+            unit = q_c.to(tl.float32) * tl.rsqrt(squared_norm(q_c) + 1e-6)[:, None]
             dq_c -= unit * tl.sum(unit * dq_c, axis=1)[:, None]
         store_tile(dq, dq_c * s[:, None], token * (H * K), ik, read, K, BK)
     if COMPUTE_DK:
