@@ -201,6 +201,11 @@ class Model(nn.Module):
         read_out: bool = True,
     ) -> tuple[Tensor, list[Any]]:
         packing = self._packing(packing, packed_states)
+        if tokens.ndim != 2:
+            raise UserError(
+                f"Model: tokens has shape {tuple(tokens.shape)}, expected (batch, time). One sequence is "
+                "tokens[None]."
+            )
         if state is not None and len(state) != len(self.blocks):
             raise UserError(
                 f"Model: {len(state)} states for {len(self.blocks)} layers, expected what forward returned."

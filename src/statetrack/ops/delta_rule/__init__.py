@@ -120,11 +120,11 @@ def _refuse_outputs(inputs: tuple, options: DeltaRuleOptions) -> None:
 
     A chunk kernel spreads it to earlier steps of the chunk: the loop over time names the first one.
     """
-    o, _ = load(BACKENDS["reference"])(*inputs, options)
+    o, _ = _choose("reference", options.householders, *inputs)(*inputs, options)
     checks.check_finite("delta_rule", time=1, out=o)
     raise UserError(
-        "delta_rule: out holds NaN or infinity, which the recurrence itself does not: products inside a chunk "
-        "have overflowed, such as |k|^2 of a key longer than 1.8e19. Scale q and k down, or use "
+        "delta_rule: out holds NaN or infinity, which the recurrence itself does not: products inside a "
+        "chunk have overflowed, such as |k|^2 of a key longer than 1.8e19. Scale q and k down, or use "
         'backend="reference".'
     )
 

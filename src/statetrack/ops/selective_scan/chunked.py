@@ -87,7 +87,7 @@ def _forward_fake(
 
 
 def _like_input(u: Tensor, y: Tensor) -> Tensor:
-    """(B, T, D) as (B, D, T), in the layout of u: contiguous for contiguous, no copy for a view of (B, T, D)."""
+    """(B, T, D) as (B, D, T), in memory as u is: contiguous if that is, else without a copy."""
     return y.mT.contiguous() if u.is_contiguous() else y.mT
 
 
@@ -109,7 +109,7 @@ def _backward_fake(
     row = checkpoints.new_empty(batch, T, channels)
     _, _, groups, N, width = checkpoints.shape
     constant, by_time = checkpoints.new_empty(groups, N, width), row.new_empty(batch, T, groups, N)
-    likes = {name: row.mT for name in ("u", "delta", "z")} | {"A": _weights_out(constant)}
+    likes = dict.fromkeys(("u", "delta", "z"), row.mT) | {"A": _weights_out(constant)}
     likes |= {name: row.new_empty(channels) for name in ("D", "delta_bias")}
     likes |= {name: _weights_out(constant if x.ndim == 2 else by_time) for name, x in (("B", B), ("C", C))}
     likes["initial_state"] = _TimeFirst.state_out(checkpoints[0])

@@ -223,8 +223,8 @@ def gradients_kernel(
     k_c = load_tile(k, ic * (H * K), ik, valid, K, BK, BF16)
     q_c = load_tile(q, token * (H * K), ik, read, K, BK, BF16)
     if GATED:
-        # dg_t sums (value x gradient) of every product whose decay contains g_t: e^(G_i - G_j) for j < t <= i,
-        # e^(G_i) for t <= i, e^(G_C - G_j) for j < t, and e^(G_C). Differences of running sums would be
+        # dg_t sums (value x gradient) of every product whose decay contains g_t: e^(G_i - G_j) for j < t <=
+        # i, e^(G_i) for t <= i, e^(G_C - G_j) for j < t, and e^(G_C). Differences of running sums would be
         # shorter, but cancel under a strong decay.
         KK = tl.dot(k_c, tl.trans(k_c)) if BF16 else dot_input(k_c, tl.trans(k_c), None, False)
         dP *= decay

@@ -7,11 +7,11 @@ then m, c, n and h. Backward, from the last step: with dG the gradient of the ga
     di = write (tanh(z) dc + dn)                   df = forget sigmoid(-f) (c_{t-1} dc + n_{t-1} dn)
     dz = write (1 - tanh(z)^2) dc                  do = dh c / n o (1 - o)
 
-after which dc and dn are multiplied by `forget`. The last c and n are divided by exp(m), so with THROUGH_M, where
-any of the last c, n, m has a gradient, m_T has the gradient dm - dc c - dn n; it goes back along the larger of
-log sigmoid(f_t) + m_{t-1} and i_t, as in torch.maximum. The gradient of R is a product of all h_{t-1} with all dG,
-made outside. Grid: (blocks of BB sequences, heads). In registers: h, c, n, m or dG, dc, dn of the block; the
-four matrices R_gate too. Products are float32 in three tf32 products each.
+after which dc and dn are multiplied by `forget`. The last c and n are divided by exp(m), so where any of the
+last c, n, m has a gradient (THROUGH_M), that of m_T is dm - dc c - dn n; it goes back along the larger of
+log sigmoid(f_t) + m_{t-1} and i_t, as in torch.maximum. The gradient of R is a product of all h_{t-1} with
+all dG, made outside. Grid: (blocks of BB sequences, heads). In registers: h, c, n, m or dG, dc, dn of the
+block; the four matrices R_gate too. Products are float32 in three tf32 products each.
 """
 
 # Triton's language is not Python to a type checker.
