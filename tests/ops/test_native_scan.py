@@ -166,7 +166,12 @@ def test_parameters_may_stay_in_float32_beside_inputs_in_halves():
 def test_what_it_does_not_offer_is_refused_by_name_and_served_by_auto():
     inputs = {name: x.float() for name, x in random_inputs().items()}
     groups = inputs | {"B": inputs["B"][:, None].expand(-1, 2, -1, -1)}
-    for change, reason in ((groups, "several groups"), (random_inputs(), "float64 is not offered there")):
+    constant = inputs | {"C": inputs["A"]}
+    for change, reason in (
+        (groups, "fewer than 16"),
+        (constant, "constant in time"),
+        (random_inputs(), "float64 is not offered there"),
+    ):
         with pytest.raises(UserError, match=f'"native" cannot run this: .*{reason}'):
             selective_scan(**change, backend="native")
         assert selective_scan(**change).shape == (2, 6, 19)

@@ -16,6 +16,7 @@ from statetrack.layers.fusion import joined_product, joins, may_read, recomputes
 from statetrack.layers.initialisation import log_uniform_steps, no_weight_decay
 from statetrack.layers.mixer import Mixer, Packing, offsets, returns_states
 from statetrack.layers.norm import RMSNorm, normalise
+from statetrack.layers.padding import run_padded
 from statetrack.layers.precision import at_least_float32, working_dtype
 from statetrack.ops.checks import check_eigenvalues
 from statetrack.ops.convolved_delta_rule import convolved_delta_rule
@@ -24,6 +25,7 @@ from statetrack.ops.delta_rule.reference import l2_normalise
 from statetrack.ops.short_convolution import convolved_split
 
 ACTIVATIONS = {"silu": F.silu, "relu": F.relu, "identity": lambda x: x}
+GATES = {"silu": F.silu, "sigmoid": torch.sigmoid}  # of the output
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,7 @@ class DeltaNetConfig:
 
     `eigenvalues` picks the column of Table 2 (tab:eigenvalue_range): beta in (0, 1) for "[0,1]", in (0, 2)
     for "[-1,1]". In fla these are num_heads, allow_neg_eigval, use_gate, num_householder: docs/porting.md.
+    With `value_heads` the state is (B, value_heads, K, V).
     """
 
     heads: int = 4
@@ -48,6 +51,10 @@ class DeltaNetConfig:
     gated: bool = False  # Gated DeltaNet: every transition is multiplied by a decay in (0, 1)
     householders: int = 1  # DeltaProduct: number of generalised Householder factors per token
     head_norm_eps: float = added(1e-5)  # of the RMS norm of each head's output
+    # heads of v, beta and the decay, a multiple of the heads of q and k, which are shared; `heads` when None
+    value_heads: int | None = added(None)
+    conv_bias: bool = added(False)  # whether the short convolutions have a bias
+    gate_activation: Literal["silu", "sigmoid"] = added("silu")  # of the output gate
 
     def build(self, d_model: int, layers: int) -> "DeltaNet":
         return DeltaNet(self, d_model)
@@ -66,7 +73,8 @@ class DeltaNet(Mixer):
 
     Shapes: x, y (B, T, d_model); the state S (B, H, K, V) in float32, K = head_dim, V = value_dim. The
     transition has eigenvalue 1 - beta_t once and 1 otherwise: in [0, 1], or in [-1, 1]. Returns y and the
-    state to go on from: feed a sequence in any pieces, each with the state of the piece before.
+    state to go on from: feed a sequence in any pieces, each with the state of the piece before. With
+    `attention_mask` (B, T), True at real steps, padding on either side is left out, and y is 0 there.
 
     >>> layer = DeltaNet(DeltaNetConfig(heads=4, eigenvalues="[-1,1]"), d_model=64)
     >>> y, state = layer(torch.randn(2, 16, 64))                     # B, T, d_model
@@ -88,7 +96,10 @@ class DeltaNet(Mixer):
             head_dim=config.head_dim,
             value_dim=config.value_dim,
             householders=config.householders,
+            value_heads=config.value_heads,
         )
+        if config.gate_activation not in GATES:
+            raise unknown_name("DeltaNet: gate_activation", config.gate_activation, GATES)
         check_sizes("DeltaNet", 0, convolution=config.convolution)
         check_eps("DeltaNet", head_norm_eps=config.head_norm_eps)
         self.config, self.heads, n = config, config.heads, config.householders
@@ -97,23 +108,25 @@ class DeltaNet(Mixer):
         else:
             self.K = config.head_dim
         self.V = config.value_dim or self.K
+        self.value_heads = config.value_heads or config.heads
+        self.shared_by = divide("DeltaNet", self.value_heads, config.heads, "heads, of which value_heads")
         # Eq. 2: beta = phi keeps eigenvalues in [0, 1]; beta = 2 phi opens them to [-1, 1].
         self.beta_max = {"[0,1]": 1.0, "[-1,1]": 2.0}[config.eigenvalues]
-        keys, values = self.heads * self.K, self.heads * self.V
+        keys, values = self.heads * self.K, self.value_heads * self.V
         self.to_q = nn.Linear(d_model, keys, bias=False)
         self.to_k = nn.Linear(d_model, n * keys, bias=False)
         self.to_v = nn.Linear(d_model, n * values, bias=False)
-        self.to_beta = nn.Linear(d_model, n * self.heads, bias=False)
+        self.to_beta = nn.Linear(d_model, n * self.value_heads, bias=False)
         self.convolutions = None
         if config.convolution:
             widths = (keys, n * keys, n * values)
             self.convolutions = nn.ModuleList(
-                ShortConvolution(c, config.convolution, bias=False) for c in widths
+                ShortConvolution(c, config.convolution, bias=config.conv_bias) for c in widths
             )
         if config.gated:
-            self.to_decay = nn.Linear(d_model, self.heads, bias=False)
-            self.A_log = no_weight_decay(nn.Parameter(torch.empty(self.heads).uniform_(1e-3, 16).log()))
-            self.decay_bias = no_weight_decay(nn.Parameter(log_uniform_steps(self.heads)))
+            self.to_decay = nn.Linear(d_model, self.value_heads, bias=False)
+            self.A_log = no_weight_decay(nn.Parameter(torch.empty(self.value_heads).uniform_(1e-3, 16).log()))
+            self.decay_bias = no_weight_decay(nn.Parameter(log_uniform_steps(self.value_heads)))
         self.output_gate = nn.Linear(d_model, values, bias=False) if config.output_gate else None
         self.norm = RMSNorm(self.V, eps=config.head_norm_eps)
         self.to_out = nn.Linear(values, d_model, bias=False)
@@ -122,13 +135,20 @@ class DeltaNet(Mixer):
                 nn.init.xavier_uniform_(module.weight, gain=2**-2.5)
 
     def forward(
-        self, x: Tensor, state: DeltaNetState | None = None, *, packing: Packing | None = None
+        self,
+        x: Tensor,
+        state: DeltaNetState | None = None,
+        *,
+        packing: Packing | None = None,
+        attention_mask: Tensor | None = None,
     ) -> tuple[Tensor, DeltaNetState | None]:
+        if attention_mask is not None:
+            return run_padded("DeltaNet", self, x, attention_mask, state, packing)
         apply = self._recomputing_rule if state is None and self._recomputes(x) else self._rule
         o, S, convolution, gate = apply(x, state, packing)
         o = normalise(self.norm, o, working_dtype(x)).flatten(-2)
         if gate is not None:
-            o = o * F.silu(gate)
+            o = o * GATES[self.config.gate_activation](gate)
         return self.to_out(o), None if S is None else DeltaNetState(S, convolution)
 
     def _rule(self, x: Tensor, state: DeltaNetState | None, packing: Packing | None):
@@ -153,6 +173,7 @@ class DeltaNet(Mixer):
         """Whether `_recomputing_rule` may stand for `_rule`, and x is large enough for it."""
         config, convolutions = self.config, tuple(self.convolutions or ())
         plain = not config.gated and self.output_gate is None and config.qk_activation != "relu"
+        plain = plain and self.shared_by == 1 and not config.conv_bias
         if not (plain and convolutions and recomputes(x)):
             return False
         if not may_read(ShortConvolution, *convolutions):
@@ -199,8 +220,10 @@ class DeltaNet(Mixer):
         # (B, T, n H D) -> (B, T n, H, D): the Householder factors of a token are consecutive in time
         q = q.unflatten(-1, (self.heads, self.K))
         k = k.unflatten(-1, (-1, self.heads, self.K)).flatten(1, 2)
-        v = v.unflatten(-1, (-1, self.heads, self.V)).flatten(1, 2)
-        beta = beta.unflatten(-1, (-1, self.heads)).flatten(1, 2)
+        v = v.unflatten(-1, (-1, self.value_heads, self.V)).flatten(1, 2)
+        beta = beta.unflatten(-1, (-1, self.value_heads)).flatten(1, 2)
+        if self.shared_by > 1:  # value head i has key head i // shared_by, as in Qwen3-Next and fla
+            q, k = (x.repeat_interleave(self.shared_by, dim=2) for x in (q, k))
         if g is not None:
             g = -self.A_log.exp() * F.softplus(at_least_float32(g) + self.decay_bias)
         return q, k, v, beta, g, gate, convolution
@@ -281,6 +304,8 @@ class DeltaNet(Mixer):
             shown["gated"] = True
         if self.config.householders > 1:
             shown["householders"] = self.config.householders
+        if self.shared_by > 1:
+            shown["value_heads"] = self.value_heads
         return ", ".join(f"{name}={value}" for name, value in shown.items())
 
     @torch.no_grad()

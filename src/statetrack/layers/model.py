@@ -231,7 +231,10 @@ class Model(nn.Module):
             return None
         if not self.packs:
             refusing = {type(b.mixer).__name__: None for b in self.blocks if not _packs(b)}
-            raise UserError(f"Model: {', '.join(refusing)} cannot take packed sequences.")
+            raise UserError(
+                f"Model: {', '.join(refusing)} cannot take packed sequences. Give a batch with padding: the "
+                "models of statetrack.integrations.huggingface take an attention_mask."
+            )
         return Packing(packing[0], packing[1], states)
 
     @property
