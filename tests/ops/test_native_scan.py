@@ -222,3 +222,15 @@ def test_the_ops_keep_the_rules_of_torch_library():
     torch.library.opcheck(scan_forward, (*x.values(), True, True, True), test_utils=checks)
     inputs = list(x.values())[:-1]
     torch.library.opcheck(scan_backward, (*inputs, saved, out, last, True, True), test_utils=checks)
+
+
+@pytest.mark.parametrize("weights", [(2, 1), (1, 2), (2, 2), (3, 2)])
+@pytest.mark.parametrize("eigenvalues", RANGES)
+def test_groups_run_one_after_the_other_and_match_the_reference(eigenvalues, weights):
+    D = 16 * 6
+    inputs = random_inputs(D=D, weights=weights)
+    options = {"delta_softplus": True, "eigenvalues": eigenvalues}
+    assert_close(run(inputs, "native", torch.float32, **options), run(inputs, "reference", **options))
+    packed = random_inputs(B=1, T=9, D=D, weights=weights, extras=())
+    options |= {"cu_seqlens": torch.tensor([0, 4, 9])}
+    assert_close(run(packed, "native", torch.float32, **options), run(packed, "reference", **options))
