@@ -88,8 +88,8 @@ def mixer_of(model: Model) -> DeltaNet:
         )
     if mixer.shared_by > 1:
         raise UserError(
-            f"snap: the layer has {mixer.value_heads} value heads for {mixer.heads} key heads, expected as many "
-            "of each: reflections of heads that share their keys cannot be set one by one."
+            f"snap: the layer has {mixer.value_heads} value heads for {mixer.heads} key heads, expected as "
+            "many of each: reflections of heads that share their keys cannot be set one by one."
         )
     return mixer
 

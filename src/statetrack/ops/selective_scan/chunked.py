@@ -6,6 +6,7 @@ float64 inputs), and only the inputs and one state per chunk are saved for the b
 """
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -109,7 +110,7 @@ def _backward_fake(
     row = checkpoints.new_empty(batch, T, channels)
     _, _, groups, N, width = checkpoints.shape
     constant, by_time = checkpoints.new_empty(groups, N, width), row.new_empty(batch, T, groups, N)
-    likes = dict.fromkeys(("u", "delta", "z"), row.mT) | {"A": _weights_out(constant)}
+    likes: dict[str, Any] = dict.fromkeys(("u", "delta", "z"), row.mT) | {"A": _weights_out(constant)}
     likes |= {name: row.new_empty(channels) for name in ("D", "delta_bias")}
     likes |= {name: _weights_out(constant if x.ndim == 2 else by_time) for name, x in (("B", B), ("C", C))}
     likes["initial_state"] = _TimeFirst.state_out(checkpoints[0])
