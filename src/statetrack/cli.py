@@ -1,11 +1,11 @@
 """The command line: `statetrack COMMAND ...`. The module of a command is imported when it is called."""
 
 import importlib
-import os
 import sys
 
 from statetrack.errors import unknown_name
 from statetrack.exit_codes import exit_codes
+from statetrack.threads import sleep_when_idle
 
 COMMANDS = {
     "demo": (
@@ -45,9 +45,7 @@ def main(arguments: list[str] | None = None) -> None:
         if arguments[0] not in COMMANDS:
             raise unknown_name("command", arguments[0], COMMANDS)
         if arguments[0] != "bench":  # benchmarks measure the default settings
-            # OpenMP threads spin for milliseconds at a barrier, which makes two runs on the same cores four
-            # times slower. A lower spin count lets them sleep sooner; it is read when torch is loaded.
-            os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+            sleep_when_idle()
         importlib.import_module(COMMANDS[arguments[0]][0]).main(arguments[1:])
 
 

@@ -10,6 +10,10 @@ class UserError(ValueError):
     """A wrong input. The command line prints its message and exits with code 2, without a traceback."""
 
 
+class RunningElsewhere(UserError):
+    """The folder of a run is locked by another process, which carries it out."""
+
+
 class Interrupted(Exception):
     """The user asked a run to stop; a checkpoint has been written."""
 
@@ -34,5 +38,34 @@ def require(module: str, *, extra: str, for_: str) -> ModuleType:
         if error.name is not None and error.name.split(".")[0] != module.split(".")[0]:
             raise  # the module is installed but fails to import: show that error
         raise UserError(
-            f"statetrack[{extra}] is not installed, and {for_} needs it: pip install 'statetrack[{extra}]'"
+            f"{for_} needs {module.split('.')[0]}, which is not installed: {_how_to_install(extra)}"
         ) from error
+
+
+def _how_to_install(extra: str) -> str:
+    """The command that installs the packages of an extra: the package itself is in no index."""
+    packages = _packages_of(extra)
+    if not packages:
+        return f"in the folder of the sources, pip install -c constraints.txt '.[{extra}]'"
+    return "pip install " + " ".join(f"'{package}'" for package in packages)
+
+
+def _packages_of(extra: str) -> list[str]:
+    """What the extra asks for, as the installed package lists it; nothing where it is not installed."""
+    from importlib.metadata import PackageNotFoundError, requires
+
+    try:
+        listed = requires("statetrack") or []
+    except PackageNotFoundError:
+        return []
+    packages = []
+    for package, _, condition in (line.partition(";") for line in listed):
+        if f'extra == "{extra}"' not in condition.replace("'", '"'):
+            continue
+        package = package.strip()
+        if package.startswith("statetrack["):  # an extra made of others
+            for name in package.removeprefix("statetrack[").rstrip("]").split(","):
+                packages += _packages_of(name)
+        else:
+            packages.append(package)
+    return packages

@@ -6,8 +6,12 @@ needs torch and numpy only. It writes results and no pages; `statetrack report` 
 folder, and `statetrack reproduce` does both. The order is in `statetrack.experiments.order`.
 """
 
+from statetrack.threads import sleep_when_idle
+
+if __name__ == "__main__":
+    sleep_when_idle()  # before torch is loaded
+
 import argparse
-import os
 import shlex
 import time
 from collections.abc import Callable, Sequence
@@ -25,6 +29,7 @@ from statetrack.report.results import ItemResults, Result, merge, read_index, re
 from statetrack.run import read_done
 from statetrack.sweep import Failure, Job, sweep
 from statetrack.sweep.display import display, duration
+from statetrack.sweep.jobs import open_jobs
 from statetrack.training.loop import resolve_device
 from statetrack.training.store import checkpoints
 
@@ -105,10 +110,10 @@ def reproduce(name: str, options: ReproduceOptions) -> Outcome:
     for part in parts:
         print(f"{part.item.what}, {part.scale} scale. Results go to {part.folder}.")
     print_coverage(parts)
-    pending = ordering.begin([job for job in jobs if read_done(job.folder) is None])
+    pending = ordering.begin(open_jobs(jobs)[0])
     print(ordering.plan(pending), flush=True)
     failures = _carry_out(jobs, ordering, options, started)
-    left = [job for job in jobs if read_done(job.folder) is None]
+    left = open_jobs(jobs)[0]
     if left and options.minutes is not None:
         begun = sum(bool(checkpoints(job.folder)) for job in left)
         print(
@@ -206,7 +211,7 @@ class _Ordering:
         waiting = {job.folder for job in pending}
         for folder in sorted(self.unscored - waiting):
             _, part, run = self.jobs[folder]
-            if (done := read_done(folder)) is not None:
+            if (done := read_done(folder, run.id)) is not None:
                 self.finished[part.item.name].append(Scored(run, Result(run, folder, done).score()))
                 self.unscored.remove(folder)
         return sorted(pending, key=self._key(pending))
@@ -272,8 +277,6 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--plugin", action="append", default=[], help="a file or module to load")
     given = vars(parser.parse_args(arguments))
     name = given.pop("name")
-    # as the command line does, for the worker processes: see `statetrack.cli`
-    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     with exit_codes():
         use_plugins(given.pop("plugin"))
         reproduce(name, ReproduceOptions(**given)).exit_if_failed()

@@ -9,6 +9,11 @@ A run whose folder holds done.json is finished and is not repeated.
 Several processes: `torchrun --nproc-per-node 2 -m statetrack.run spec.json --parallel ddp`.
 """
 
+from statetrack.threads import sleep_when_idle
+
+if __name__ == "__main__":
+    sleep_when_idle()  # before torch is loaded
+
 import argparse
 import contextlib
 import dataclasses
@@ -24,8 +29,8 @@ from typing import Any
 
 import torch
 
-from statetrack.errors import UserError
-from statetrack.exit_codes import exit_codes
+from statetrack.errors import RunningElsewhere, UserError
+from statetrack.exit_codes import PATH_MISTAKES, exit_codes
 from statetrack.files import PARTIAL, write_atomically, write_json
 from statetrack.layers import Model
 from statetrack.plugins import use_plugins
@@ -49,6 +54,7 @@ __all__ = ["load_run", "run"]
 
 RESULTS = Path("results")
 TOKENIZER = "tokenizer.json"
+DIVERGED = "diverged.json"  # of a run in a sweep whose loss became infinite: it is not repeated
 
 
 def run(spec: RunSpec, folder: Path | None = None, options: Options | None = None) -> dict[str, Any]:
@@ -105,6 +111,11 @@ def _begin(spec: RunSpec, folder: Path, held: contextlib.ExitStack) -> dict[str,
     held.enter_context(claim(folder))
     _check_spec(folder, spec)
     done = read_done(folder)
+    if done is not None and not _is_of(done, folder, spec.id):
+        raise UserError(
+            f"{folder / 'done.json'} is the result of another run ({done['id']}, here {spec.id}). Choose "
+            "another --out, or delete that file to carry out this run."
+        )
     if done is None:
         for leftover in folder.glob(f".*{PARTIAL}"):  # of a process killed while it wrote
             shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink(missing_ok=True)
@@ -128,6 +139,7 @@ def _copy_tokenizer(spec: RunSpec, folder: Path) -> None:
 
 def _finish(folder: Path, done: dict[str, Any]) -> dict[str, Any]:
     write_json(folder / "done.json", done)
+    (folder / DIVERGED).unlink(missing_ok=True)
     for checkpoint in checkpoints(folder):
         remove(checkpoint)
     (folder / "timing.json").unlink(missing_ok=True)
@@ -159,10 +171,10 @@ def load_run(folder: str | Path) -> tuple[RunSpec, Model]:
     return spec, model
 
 
-def read_done(folder: Path) -> dict[str, Any] | None:
+def read_done(folder: Path, run_id: str | None = None) -> dict[str, Any] | None:
     """The result of a finished run, or None; a file that is anything else counts as none.
 
-    `commit` is None where the run is older than that entry.
+    With `run_id`, so does the result of another run. `commit` is None where the run is older than that entry.
     """
     try:
         done = json.loads((folder / "done.json").read_text())
@@ -171,7 +183,14 @@ def read_done(folder: Path) -> dict[str, Any] | None:
     parts = {"id": str, "metrics": dict, "seconds": (int, float), "machine": dict}
     parts |= {"commit": (str, type(None))}
     whole = isinstance(done, dict) and all(isinstance(done.get(name), kind) for name, kind in parts.items())
-    return {"commit": None} | done if whole else None
+    if not whole or (run_id is not None and not _is_of(done, folder, run_id)):
+        return None
+    return {"commit": None} | done
+
+
+def _is_of(done: dict[str, Any], folder: Path, run_id: str) -> bool:
+    """Whether a result is of this run. Folders of old versions are named by ids that these gave."""
+    return done["id"] in (run_id, folder.name)
 
 
 def machine(options: Options) -> dict[str, str]:
@@ -191,14 +210,15 @@ def claim(folder: Path) -> Iterator[None]:
     """Lock the folder for this process; the operating system releases the lock when the process ends."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
+    except PATH_MISTAKES as error:
         raise UserError(f"{folder} cannot be made: {error.strerror}. Choose another --out.") from error
     with open(folder / ".lock", "a") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise UserError(
-                f"{folder} is being written by another process. Wait for it, or choose another --out."
+            raise RunningElsewhere(
+                f"{folder} is being written by another process: the run is running elsewhere. Wait for it, "
+                "or choose another --out."
             ) from None
         yield
 

@@ -92,13 +92,11 @@ class RunSpec:
 
     def resolved(self) -> "RunSpec":
         """The spec with the task's defaults written out, checked."""
-        training = replace(
-            self.training, train_lengths=self.training.train_lengths or self.task.train_lengths
-        )
-        lengths = self.evaluation.eval_lengths or self.task.eval_lengths
-        spec = replace(
-            self, training=training, evaluation=replace(self.evaluation, eval_lengths=tuple(lengths))
-        )
+        training, evaluation = self.training, self.evaluation
+        if training.train_lengths is None:
+            training = replace(training, train_lengths=self.task.train_lengths)
+        lengths = self.task.eval_lengths if evaluation.eval_lengths is None else evaluation.eval_lengths
+        spec = replace(self, training=training, evaluation=replace(evaluation, eval_lengths=tuple(lengths)))
         _check(spec)
         return spec
 
@@ -154,7 +152,10 @@ def _check(spec: RunSpec) -> None:
     for name, low in at_least.items():
         value = getattr(t, name)
         if not (value >= low and math.isfinite(value)):
-            raise UserError(f"training: {name} is {value}, expected at least {low}.")
+            raise UserError(
+                f"training: {name} is {value}, expected at least {low}"
+                f"{'' if math.isfinite(value) else ', and a finite number'}."
+            )
     if not 0 <= t.warmup <= 1:
         raise UserError(f"training: warmup is {t.warmup}, expected a number from 0 to 1.")
     if t.train_samples and t.train_samples < t.batch:
@@ -167,10 +168,12 @@ def _check(spec: RunSpec) -> None:
     for name, seed in (("seed", spec.seed), ("eval_seed", e.eval_seed)):
         if not 0 <= seed < 2**63:
             raise UserError(f"{name} is {seed}, expected a whole number from 0 to 2^63 - 1.")
-    shortest, (low, high) = spec.task.shortest, t.train_lengths or (1, 1)
+    shortest = spec.task.shortest
+    low, high = t.train_lengths if t.train_lengths and len(t.train_lengths) == 2 else (0, 0)
     if not shortest <= low <= high:
         raise UserError(
-            f"training: train_lengths is {low} {high}, expected shortest and longest, from {shortest} up."
+            f"training: train_lengths is {' '.join(map(str, t.train_lengths or ())) or 'empty'}, expected "
+            f"shortest and longest, from {shortest} up."
         )
     for name, least in (("eval_samples", 1), ("eval_batch", 1), ("eval_every", 0)):
         if getattr(e, name) < least:

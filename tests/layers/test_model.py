@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from statetrack.errors import UserError
 from statetrack.layers import PRESETS, DeltaNetConfig, Model, build, model_config
 from statetrack.layers.model import GeGLU, SwiGLU
 from statetrack.layers.norm import RMSNorm
@@ -98,3 +99,9 @@ def test_without_read_out_the_model_returns_what_its_head_reads():
     hidden, _ = model(tokens, read_out=False)
     assert hidden.shape == (2, 5, 16)
     torch.testing.assert_close(model.head(hidden), model(tokens)[0])
+
+
+def test_tokens_without_a_batch_axis_are_refused():
+    model = build("deltanet", vocab_size=5, d_model=16, heads=2)
+    with pytest.raises(UserError, match=r"tokens has shape \(7,\), expected \(batch, time\)"):
+        model(torch.zeros(7, dtype=torch.long))

@@ -63,7 +63,9 @@ def test_models_are_compared_on_the_same_sequences(runs, tmp_path, capsys):
 
 def test_a_model_that_was_measured_is_not_measured_again(runs, tmp_path, monkeypatch):
     models, data = runs
+    (tmp_path / "differences.svg").write_text("of other models")
     main(["lm", "perplexity", models[0], data, *FLAGS, "--out", str(tmp_path)])
+    assert not (tmp_path / "differences.svg").exists()
     before = read_perplexities(tmp_path / "perplexity.json").models[0]
     asked = []
 

@@ -166,7 +166,12 @@ def test_parameters_may_stay_in_float32_beside_inputs_in_halves():
 def test_what_it_does_not_offer_is_refused_by_name_and_served_by_auto():
     inputs = {name: x.float() for name, x in random_inputs().items()}
     groups = inputs | {"B": inputs["B"][:, None].expand(-1, 2, -1, -1)}
-    for change, reason in ((groups, "several groups"), (random_inputs(), "float64 is not offered there")):
+    constant = inputs | {"C": inputs["A"]}
+    for change, reason in (
+        (groups, "fewer than 16"),
+        (constant, "constant in time"),
+        (random_inputs(), "float64 is not offered there"),
+    ):
         with pytest.raises(UserError, match=f'"native" cannot run this: .*{reason}'):
             selective_scan(**change, backend="native")
         assert selective_scan(**change).shape == (2, 6, 19)
@@ -217,3 +222,15 @@ def test_the_ops_keep_the_rules_of_torch_library():
     torch.library.opcheck(scan_forward, (*x.values(), True, True, True), test_utils=checks)
     inputs = list(x.values())[:-1]
     torch.library.opcheck(scan_backward, (*inputs, saved, out, last, True, True), test_utils=checks)
+
+
+@pytest.mark.parametrize("weights", [(2, 1), (1, 2), (2, 2), (3, 2)])
+@pytest.mark.parametrize("eigenvalues", RANGES)
+def test_groups_run_one_after_the_other_and_match_the_reference(eigenvalues, weights):
+    D = 16 * 6
+    inputs = random_inputs(D=D, weights=weights)
+    options = {"delta_softplus": True, "eigenvalues": eigenvalues}
+    assert_close(run(inputs, "native", torch.float32, **options), run(inputs, "reference", **options))
+    packed = random_inputs(B=1, T=9, D=D, weights=weights, extras=())
+    options |= {"cu_seqlens": torch.tensor([0, 4, 9])}
+    assert_close(run(packed, "native", torch.float32, **options), run(packed, "reference", **options))

@@ -68,6 +68,46 @@ def test_the_slstm_compiles_to_one_graph_with_its_gradients():
         torch.testing.assert_close(dx, torch.autograd.grad(expected.sin().sum(), x)[0])
 
 
+def test_the_chunked_scan_compiles_to_one_graph_with_its_gradients():
+    """300 steps: several chunks, whose loops the graph must not contain."""
+    generator = torch.Generator().manual_seed(0)
+    u, B, z = (torch.randn(2, n, 300, generator=generator) for n in (4, 3, 4))
+    leaves = [x.requires_grad_() for x in (u, B, z, -torch.rand(4, 3, generator=generator))]
+
+    def loss(backend):
+        def of(u, B, z, A):
+            y, h = selective_scan(
+                u, u.sigmoid(), A, B, B, z=z, return_last_state=True, eigenvalues="[-1,1]", backend=backend
+            )
+            return y.sin().sum() + h.square().sum()
+
+        return of
+
+    compiled = torch.compile(loss("chunked"), fullgraph=True, backend="aot_eager")
+    actual = torch.autograd.grad(compiled(*leaves), leaves)
+    torch.testing.assert_close(
+        actual, torch.autograd.grad(loss("native")(*leaves), leaves), rtol=1e-3, atol=1e-4
+    )
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_the_ops_of_the_chunked_scan_describe_their_results(groups, transposed):
+    """Fake and real implementations agree in shape, dtype and strides, so torch.compile can trust them."""
+    u, delta = torch.rand(2, 2, 4, 20).unbind()
+    if transposed:
+        u, delta = (x.mT.contiguous().mT for x in (u, delta))
+    A, B, C = -torch.rand(4, 3), torch.randn(2, groups, 3, 20), torch.randn(4, 3)
+    inputs = u, delta, A, B, C, torch.ones(4), u, torch.ones(4)
+    utils = ("test_schema", "test_faketensor")
+    op = torch.ops.statetrack.chunked_scan_forward.default
+    torch.library.opcheck(op, (*inputs, torch.ones(2, 4, 3), True, True, True), test_utils=utils)
+    out, h, checkpoints = op(*inputs, torch.ones(2, 4, 3), True, True, True)
+    op = torch.ops.statetrack.chunked_scan_backward.default
+    for needed in ([True] * 9, [True, False] * 4 + [False]):
+        torch.library.opcheck(op, (*inputs, checkpoints, out, h, True, True, needed), test_utils=utils)
+
+
 @pytest.mark.parametrize("backend", ["auto", "chunked"])
 def test_the_packed_scan_compiles_to_one_graph_given_the_longest_length(backend):
     u, offsets = torch.randn(CASES["scan"][1]), torch.tensor([0, 5, 5, T])

@@ -71,7 +71,7 @@ def test_positive_range_matches_the_parallel_scan_of_mambapy():
     expected_gradients = torch.autograd.grad(expected.square().sum(), list(leaves.values()))
     for backend in ("reference", "chunked"):
         leaves = {name: x.clone().requires_grad_() for name, x in inputs.items()}
-        out, h = selective_scan(**leaves, return_last_state=True, backend=backend)
+        out, h = selective_scan(**leaves, return_last_state=True, eigenvalues="[0,1]", backend=backend)
         torch.testing.assert_close(out, expected)
         torch.testing.assert_close(h, states[:, -1])
         gradients = torch.autograd.grad(out.square().sum(), list(leaves.values()))
@@ -155,6 +155,16 @@ def test_nothing_in_gives_nothing_out_and_keeps_the_state(B, T, backend):
     assert torch.equal(inputs["initial_state"].grad, torch.ones_like(h))
 
 
+def test_the_default_range_is_that_of_the_layers_and_the_drop_in_has_that_of_mamba_ssm():
+    from statetrack.compat.mamba_ssm import selective_scan_fn
+    from statetrack.layers import MambaConfig
+
+    inputs = random_inputs(extras=())
+    assert MambaConfig().eigenvalues == "[-1,1]"
+    assert torch.equal(selective_scan(**inputs), selective_scan(**inputs, eigenvalues="[-1,1]"))
+    assert torch.equal(selective_scan_fn(**inputs), selective_scan(**inputs, eigenvalues="[0,1]"))
+
+
 # Theorem 1, from both sides: the input 1^k, one channel, one state
 
 
@@ -163,8 +173,9 @@ def test_nothing_in_gives_nothing_out_and_keeps_the_state(B, T, backend):
 def test_with_eigenvalues_in_0_1_the_state_settles(backend, slack, delta):
     """Nothing tells even from odd. Chunked has slack: in lanes, rounding depends on the place in a lane."""
     ones = torch.ones(1, 1, 10_000)
+    options = {"eigenvalues": "[0,1]", "backend": backend}
     out = selective_scan(
-        ones, delta * ones, -ones[0, :, :1], ones, ones, initial_state=1000 * ones[:, :, :1], backend=backend
+        ones, delta * ones, -ones[0, :, :1], ones, ones, initial_state=1000 * ones[:, :, :1], **options
     )
     changes = out.flatten().diff()
     assert (changes <= slack * out.flatten()[1:]).all()

@@ -18,14 +18,16 @@ def inputs(B: int, T: int, H: int, D: int, with_state: bool, seed: int = 0):
     return x, R, SLSTMCell(h, c, 0.5 + torch.rand((B, H, D), generator=generator), m)
 
 
-def run(x, R, state, backend):
-    leaves = [x, R] + ([] if state is None else [state.h, state.c, state.n])
-    leaves = [y.clone().requires_grad_() for y in leaves]
-    cell = None if state is None else SLSTMCell(*leaves[2:], state.m)
+def run(x, R, state, backend, raw=False):
+    """Outputs and gradients; with `raw` of a loss that reads the last c, n and m as they are."""
+    leaves = [y.clone().requires_grad_() for y in (x, R, *(state or ()))]
+    cell = None if state is None else SLSTMCell(*leaves[2:])
     h, last = slstm(*leaves[:2], initial_state=cell, backend=backend)
     weights = torch.linspace(-1, 1, h.numel()).view_as(h)
     # c and n alone depend on m; their quotient does not
     loss = (h * weights).sum() + (last.c / last.n * weights[:, -1]).sum() + last.h.square().sum()
+    if raw:
+        loss = loss + last.c.square().sum() + (last.n * weights[:, 0]).sum() + last.m.sin().sum()
     return [h, last.h, last.c / last.n, *torch.autograd.grad(loss, leaves)]
 
 
@@ -37,6 +39,26 @@ def test_triton_matches_the_reference_forward_and_backward(B, T, H, D, with_stat
     actual = run(*given, "triton")
     for x, y in zip(actual, expected, strict=True):
         torch.testing.assert_close(x, y, rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("with_state", [False, True])
+def test_gradients_of_the_last_c_n_and_m_go_through_m(with_state):
+    """h does not depend on m, but c and n are divided by exp(m)."""
+    given = inputs(3, 6, 2, 16, with_state)
+    expected, actual = run(*given, "reference", raw=True), run(*given, "triton", raw=True)
+    for x, y in zip(actual, expected, strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-4, atol=2e-5)
+
+
+def test_a_loss_of_the_last_cell_alone_has_gradients():
+    x, R, state = inputs(2, 4, 1, 16, True)
+
+    def gradient(backend):
+        m = state.m.clone().requires_grad_()
+        _, last = slstm(x, R, initial_state=state._replace(m=m), backend=backend)
+        return torch.autograd.grad(last.c.sum(), m)[0]
+
+    torch.testing.assert_close(gradient("triton"), gradient("reference"), rtol=1e-4, atol=1e-5)
 
 
 def test_two_halves_with_the_state_carried_are_one_pass():
@@ -71,7 +93,11 @@ def test_small_and_large_arguments_of_tanh_and_of_the_gates():
 @pytest.mark.parametrize(("D", "warps"), [(32, 4), (64, 8)])
 def test_the_kernels_compile_for_sm_90_without_spills(D, warps):
     module, fixed = "statetrack.ops.slstm.triton.kernels", {"D": D, "BD": D, "BB": 16}
-    for kernel, more in ((forward_kernel, {"SAVE": True}), (backward_kernel, {})):
+    variants = (
+        (forward_kernel, {"SAVE": True}),
+        *((backward_kernel, {"THROUGH_M": m}) for m in (False, True)),
+    )
+    for kernel, more in variants:
         constants, numbers = fixed | more, dict.fromkeys(("B", "T", "H"), "i32")
         pointers = [name for name in kernel.arg_names if name not in constants | numbers]
         types = dict.fromkeys(pointers, "*fp32") | numbers

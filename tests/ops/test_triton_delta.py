@@ -10,6 +10,7 @@ import torch
 from delta_inputs import OPTIONS, SPREAD, assert_same, largest_error, random_inputs, run
 
 from statetrack.errors import UserError
+from statetrack.ops.checks import checked
 from statetrack.ops.delta_rule import delta_rule
 from statetrack.ops.delta_rule.triton import backend as triton_backend
 from statetrack.ops.delta_rule.triton import launches
@@ -227,6 +228,41 @@ def test_hard_betas_reach_their_bounds_and_have_no_gradient_there(family, device
 def test_hard_betas_of_the_backends_without_kernels(maximum, backend):
     dtype = torch.float32 if backend == "native" else torch.float64
     check_hard_betas(backend, dtype, maximum, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("strong", [-15.0, -30.0])
+def test_the_gradient_of_a_strong_decay_keeps_its_digits(strong, n, device):
+    """dg is of the order of e^g: as a difference of sums of order 1 it would be rounding errors."""
+    inputs = random_inputs(B=1, T=70, H=1, n=n, gate=True, state=True)
+    inputs["g"][:, 5::9] = strong
+    inputs = {name: x.to(device) for name, x in inputs.items()}
+    expected = run(inputs, "reference", householders=n)["dg"]
+    actual = run(inputs, "triton", torch.float32, householders=n)["dg"].double()
+    error = ((actual - expected).abs() / expected.abs())[:, 5::9]
+    assert error.median() < 1e-4
+
+
+@pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")  # of the interpreter
+def test_checked_mode_names_the_first_bad_step_of_a_chunk(family, device):
+    """An overflow spreads to earlier outputs of its chunk: infinity times the zeros above the diagonal."""
+    inputs = {name: x.float().to(device) for name, x in random_inputs(B=1, T=20, H=1).items()}
+    inputs["v"][:, 12:] = 3e38
+    o, _ = delta_rule(**inputs, scale=1e3, backend="triton")
+    assert o[:, 13:].isfinite().all(dim=-1).logical_not().all()
+    with checked(), pytest.raises(UserError, match=r"out\[0, 12, .*\(step 12 is the first\)"):
+        delta_rule(**inputs, scale=1e3, backend="triton")
+
+
+@pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
+def test_keys_too_long_to_be_squared_give_nan_and_no_zeros(family, device):
+    inputs = {name: x.float().to(device) for name, x in random_inputs(B=1, T=20, H=1).items()}
+    inputs["k"][:, 7] *= 1e20
+    options = {"use_qk_l2norm_in_kernel": True, "backend": "triton"}
+    o, _ = delta_rule(**inputs, **options)
+    assert o[:, 7:].isnan().all()
+    with checked(), pytest.raises(UserError, match=r"\|k\|\^2 of a key longer than 1.8e19"):
+        delta_rule(**inputs, **options)
 
 
 def test_a_loss_on_the_last_state_alone(family, device):

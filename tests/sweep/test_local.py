@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import threading
 import time
@@ -11,6 +12,7 @@ import pytest
 
 from statetrack.errors import UserError
 from statetrack.layers import model_config
+from statetrack.run import claim
 from statetrack.spec import EvaluationConfig, RunSpec, TrainingConfig
 from statetrack.sweep import Job, Monitor, sweep
 from statetrack.sweep.display import Lines, Table, duration
@@ -80,6 +82,42 @@ def test_every_run_finishes_once_and_a_crash_stops_no_other(tmp_path):
     assert sweep(fine, device="cpu", monitor=again) == []
     assert again.begun_with == (2, 2, 0)
     assert again.ended == []
+
+
+def test_a_run_that_diverged_is_not_repeated_until_its_note_is_deleted(tmp_path):
+    diverges, *fine = jobs(tmp_path, 2)
+    spec = replace(diverges.spec, training=replace(TINY.training, lr=1e30, warmup=0.0, clip=0.0)).resolved()
+    diverges = Job("diverges", spec, tmp_path / spec.id)
+    assert [failure.job for failure in sweep([diverges, *fine], device="cpu")] == [diverges]
+    log = diverges.log.read_text()
+    again = Recorder()
+    (failure,) = sweep([diverges, *fine], device="cpu", monitor=again)
+    assert "The loss is" in failure.reason
+    assert f"delete {diverges.folder / 'diverged.json'} to try again" in failure.reason
+    assert again.failures == [failure]
+    assert diverges.log.read_text() == log, "nothing was run"
+    (diverges.folder / "diverged.json").unlink()
+    sweep([diverges], device="cpu")
+    assert diverges.log.read_text() != log
+
+
+def test_a_run_of_another_process_is_left_to_it_and_has_not_failed(tmp_path, capsys):
+    (job, other), lines = jobs(tmp_path, 2), Lines([])
+    with claim(job.folder):
+        assert sweep([job, other], device="cpu", monitor=lines) == []
+    assert f"{job.label}: running elsewhere, in another process" in capsys.readouterr().out
+    assert "1 of 2 runs done, 0 running, 1 running elsewhere" in lines.line()
+    assert not (job.folder / "done.json").exists()
+
+
+def test_a_result_of_another_run_does_not_count(tmp_path):
+    job, other = jobs(tmp_path, 2)
+    assert sweep([job], device="cpu") == []
+    other.folder.mkdir()
+    shutil.copy(job.folder / "done.json", other.folder)
+    (failure,) = sweep([job, other], device="cpu")
+    assert failure.job is other
+    assert f"is the result of another run ({job.spec.id}, here {other.spec.id})" in failure.reason
 
 
 def _kill_children_of_this_process():

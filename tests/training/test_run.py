@@ -2,11 +2,13 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -133,8 +135,27 @@ def test_a_folder_of_another_spec_is_refused_and_kept(small_spec, change, tmp_pa
 
 
 def test_a_folder_in_use_is_refused(small_spec, tmp_path):
-    with claim(tmp_path), pytest.raises(UserError, match="written by another process"):
+    with claim(tmp_path), pytest.raises(UserError, match="another process: the run is running elsewhere"):
         run(small_spec, tmp_path, Options(**QUIET))
+
+
+def test_the_result_of_another_run_is_refused(small_spec, change, tmp_path):
+    other = change(small_spec, lr=0.01)
+    run(other, tmp_path / "other", Options(**QUIET))
+    (tmp_path / "here").mkdir()
+    shutil.copy(tmp_path / "other/done.json", tmp_path / "here")
+    with pytest.raises(UserError, match=rf"result of another run \({other.id}, here {small_spec.id}\)"):
+        run(small_spec, tmp_path / "here", Options(**QUIET))
+
+
+def test_a_full_disk_is_no_mistake_of_the_user_when_the_folder_is_made(small_spec, tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "mkdir", full)
+    with pytest.raises(OSError, match="No space left") as error:
+        run(small_spec, tmp_path / "out", Options(**QUIET))
+    assert not isinstance(error.value, UserError)
 
 
 def test_a_full_disk_leaves_the_last_checkpoint_whole(small_spec, tmp_path, monkeypatch, run_until):

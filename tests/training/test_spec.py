@@ -75,6 +75,8 @@ def broken(**changes):
         ({"training__train_lengths": [5]}, "expected 2 values"),
         ({"training__schedule": "cosin"}, "Did you mean 'cosine'"),
         ({"evaluation__eval_lengths": [64, 32]}, "rising lengths"),
+        ({"evaluation__eval_lengths": []}, "eval_lengths is empty"),
+        ({"training__lr": float("inf")}, "lr is inf, expected at least 0, and a finite number"),
         ({"evaluation__eval_lengths": [-1, 32]}, "rising lengths"),
         ({"evaluation__eval_samples": 0}, "eval_samples is 0"),
         ({"model__mixer__heads": 3}, "heads = 3 does not divide 128"),

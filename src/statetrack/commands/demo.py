@@ -10,6 +10,7 @@ from typing import Any
 
 from statetrack.commands.flags import parse
 from statetrack.commands.progress import progress_bars
+from statetrack.errors import require
 from statetrack.experiments.demo import MULTIPLES, DemoRun, runs
 from statetrack.files import write_atomically
 from statetrack.report.figures import Curve, Panel, accuracy_against_length, panel_pictures
@@ -32,6 +33,8 @@ class DemoOptions:
 
 def main(arguments: Sequence[str]) -> None:
     options = parse(DemoOptions, arguments, "statetrack demo")
+    for module, what in (("matplotlib", "drawing figures"), ("jinja2", "writing HTML reports")):
+        require(module, extra="report", for_=what)  # fail before the training, not after
     out = options.out / "quick" if options.quick and options.out == DemoOptions.out else options.out
     started, planned = time.monotonic(), runs(options.quick)
     with progress_bars([(f"{r.panel}, {r.label}", r.spec.training.steps) for r in planned]) as bar:

@@ -207,8 +207,9 @@ def fused_recurrent_gated_delta_rule(
     if gk is not None or gv is not None:
         name, axis = ("gk", "key") if gk is not None else ("gv", "value")
         raise UserError(
-            f"{op}: {name}, a decay of every {axis} channel, is not offered. Give g, one decay per head, or "
-            "keep fla's function for this layer."
+            f"{op}: {name}, a decay of every {axis} channel, is not offered. Give g, one decay per head; "
+            "statetrack.gated_linear_attention has decays per key channel, without the delta rule. Or keep "
+            "fla's function for this layer."
         )
     extras = read_extras(op, kwargs, ("transpose_state_layout",), state_v_first)
     return _gated(

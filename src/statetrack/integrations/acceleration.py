@@ -124,7 +124,8 @@ def _selective_scan(original: Callable) -> Callable:
         return_last_state: bool = False,
         **options: Any,
     ) -> Any:
-        return selective_scan(hidden_states, dt, A, B, C, D, z, delta_bias, delta_softplus, return_last_state)
+        rest = A, B, C, D, z, delta_bias, delta_softplus, return_last_state
+        return selective_scan(hidden_states, dt, *rest, eigenvalues="[0,1]")
 
     return scan
 

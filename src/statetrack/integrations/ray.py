@@ -9,11 +9,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from statetrack.errors import UserError, require
+from statetrack.errors import RunningElsewhere, UserError, require
 from statetrack.files import write_atomically, write_text
 from statetrack.plugins import VARIABLE, named_plugins
 from statetrack.run import claim
-from statetrack.sweep.jobs import Failure, Job, Monitor, open_jobs
+from statetrack.sweep.jobs import Failure, Job, Monitor, open_jobs, write_diverged
 from statetrack.training import Interrupted
 from statetrack.training.loop import stop_signals
 
@@ -35,10 +35,12 @@ def ray_sweep(
     ray = require("ray", extra="cluster", for_="running on a cluster")
     _connect(ray, address)
     monitor = monitor or Monitor()
-    pending, finished = open_jobs(jobs)
+    pending, diverged, finished = open_jobs(jobs)
     has_gpus = ray.cluster_resources().get("GPU", 0) > 0
     gpus = gpus_per_run if gpus_per_run is not None else (GPUS_PER_RUN if has_gpus else 0)
-    monitor.begun(len(pending) + finished, finished, _slots(ray, gpus))
+    monitor.begun(len(pending) + len(diverged) + finished, finished, _slots(ray, gpus))
+    for failure in diverged:
+        monitor.failed(failure)
     remote = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=RETRIES)(carry_out)
     queue = _Queue(ray, remote, device, pending, monitor)
     with stop_signals() as stop:
@@ -49,7 +51,7 @@ def ray_sweep(
         if stop.is_set():
             left = queue.cancel()
             raise Interrupted(f"Stopped with {left} runs to go; the same command goes on from there.")
-    return queue.failures
+    return diverged + queue.failures
 
 
 def _connect(ray: Any, address: str) -> None:
@@ -95,10 +97,17 @@ class _Queue:
                 kind, value, files = self.ray.get(reference)  # as `carry_out` returns them
             except self.ray.exceptions.RayError as error:
                 kind, value, files = "failed", f"{type(error).__name__}: {error}", {}
-            _write(job, files, value if kind == "failed" else None)
+            try:
+                _write(job, files, None if kind == "done" else str(value))
+            except RunningElsewhere:  # by a process on this machine, which will write the result
+                kind = "elsewhere"
             if kind == "done":
                 self.monitor.finished(job, float(value))
+            elif kind == "elsewhere":
+                self.monitor.elsewhere(job)
             else:
+                if kind == "diverged":
+                    write_diverged(job.folder, str(value))
                 failure = Failure(job, str(value))
                 self.failures.append(failure)
                 self.monitor.failed(failure)
@@ -125,7 +134,7 @@ def _write(job: Job, files: dict[str, bytes], reason: str | None) -> None:
 def carry_out(
     spec: dict[str, Any], run_id: str, device: str, plugins: str = ""
 ) -> tuple[str, Any, dict[str, bytes]]:
-    """On a cluster machine: ("done", seconds, files) or ("failed", reason, files).
+    """On a cluster machine: ("done", seconds, files), or "failed" or "diverged" with the reason.
 
     The folder is one per machine and run: a run that is started again on the same machine finds its
     checkpoint, and never one that a lost twin is still writing.

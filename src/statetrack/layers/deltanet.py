@@ -17,6 +17,7 @@ from statetrack.layers.fusion import joined_product, joins, may_read, recomputes
 from statetrack.layers.initialisation import log_uniform_steps, no_weight_decay
 from statetrack.layers.mixer import Mixer, Packing, offsets, returns_states
 from statetrack.layers.norm import RMSNorm, normalise
+from statetrack.layers.padding import run_padded
 from statetrack.layers.precision import at_least_float32, working_dtype
 from statetrack.layers.spectra import delta_spectrum
 from statetrack.ops.checks import DISC, check_eigenvalues
@@ -26,6 +27,7 @@ from statetrack.ops.delta_rule.reference import beta_values
 from statetrack.ops.short_convolution import convolved_split
 
 ACTIVATIONS = {"silu": F.silu, "relu": F.relu, "identity": lambda x: x}
+GATES = {"silu": F.silu, "sigmoid": torch.sigmoid}  # of the output
 
 BETAS = ("sigmoid", "hard")
 
@@ -42,6 +44,7 @@ class DeltaNetConfig:
     `eigenvalues` picks the column of Table 2 (tab:eigenvalue_range): beta in (0, 1) for "[0,1]", in (0, 2)
     for "[-1,1]". "unit-circle" is ours: beta in (0, 2), and pairs of key channels turn by angles that depend
     on the input. In fla these are num_heads, allow_neg_eigval, use_gate, num_householder: docs/porting.md.
+    With `value_heads` the state is (B, value_heads, K, V).
     """
 
     heads: int = 4
@@ -57,6 +60,10 @@ class DeltaNetConfig:
     signed_gate: bool = added(False)  # the gate is 2 exp(g) - 1 instead of exp(g), except in "[0,1]"
     # "hard": beta reaches its bounds, so that a reflection or an identity can be exact (docs/length.md)
     beta: Literal["sigmoid", "hard"] = added("sigmoid")
+    # heads of v, beta and the decay, a multiple of the heads of q and k, which are shared; `heads` when None
+    value_heads: int | None = added(None)
+    conv_bias: bool = added(False)  # whether the short convolutions have a bias
+    gate_activation: Literal["silu", "sigmoid"] = added("silu")  # of the output gate
 
     def build(self, d_model: int, layers: int) -> "DeltaNet":
         return DeltaNet(self, d_model)
@@ -78,7 +85,8 @@ class DeltaNet(Mixer):
     Shapes: x, y (B, T, d_model); the state S (B, H, K, V) in float32, K = head_dim, V = value_dim. The
     transition has eigenvalue 1 - beta_t once and 1 otherwise: in [0, 1], or in [-1, 1]. In "unit-circle"
     S_{t-1} is turned first, channels i and i + K/2 by the angle pi tanh(w_i x_t). Returns y and the state to
-    go on from: feed a sequence in any pieces, each with the state of the piece before.
+    go on from: feed a sequence in any pieces, each with the state of the piece before. With
+    `attention_mask` (B, T), True at real steps, padding on either side is left out, and y is 0 there.
 
     >>> layer = DeltaNet(DeltaNetConfig(heads=4, eigenvalues="[-1,1]"), d_model=64)
     >>> y, state = layer(torch.randn(2, 16, 64))                     # B, T, d_model
@@ -102,7 +110,10 @@ class DeltaNet(Mixer):
             head_dim=config.head_dim,
             value_dim=config.value_dim,
             householders=config.householders,
+            value_heads=config.value_heads,
         )
+        if config.gate_activation not in GATES:
+            raise unknown_name("DeltaNet: gate_activation", config.gate_activation, GATES)
         check_sizes("DeltaNet", 0, convolution=config.convolution)
         check_eps("DeltaNet", head_norm_eps=config.head_norm_eps)
         if config.signed_gate and not config.gated:
@@ -113,25 +124,27 @@ class DeltaNet(Mixer):
         else:
             self.K = config.head_dim
         self.V = config.value_dim or self.K
+        self.value_heads = config.value_heads or config.heads
+        self.shared_by = divide("DeltaNet", self.value_heads, config.heads, "heads, of which value_heads")
         # Eq. 2: beta = phi keeps eigenvalues in [0, 1]; beta = 2 phi opens them to [-1, 1].
         self.beta_max = 1.0 if config.eigenvalues == "[0,1]" else 2.0
         self.hard_beta = config.beta == "hard"
         self.signed = config.signed_gate and config.eigenvalues != "[0,1]"
-        keys, values = self.heads * self.K, self.heads * self.V
+        keys, values = self.heads * self.K, self.value_heads * self.V
         self.to_q = nn.Linear(d_model, keys, bias=False)
         self.to_k = nn.Linear(d_model, n * keys, bias=False)
         self.to_v = nn.Linear(d_model, n * values, bias=False)
-        self.to_beta = nn.Linear(d_model, n * self.heads, bias=False)
+        self.to_beta = nn.Linear(d_model, n * self.value_heads, bias=False)
         self.convolutions = None
         if config.convolution:
             widths = (keys, n * keys, n * values)
             self.convolutions = nn.ModuleList(
-                ShortConvolution(c, config.convolution, bias=False) for c in widths
+                ShortConvolution(c, config.convolution, bias=config.conv_bias) for c in widths
             )
         if config.gated:
-            self.to_decay = nn.Linear(d_model, self.heads, bias=False)
-            self.A_log = no_weight_decay(nn.Parameter(torch.empty(self.heads).uniform_(1e-3, 16).log()))
-            self.decay_bias = no_weight_decay(nn.Parameter(log_uniform_steps(self.heads)))
+            self.to_decay = nn.Linear(d_model, self.value_heads, bias=False)
+            self.A_log = no_weight_decay(nn.Parameter(torch.empty(self.value_heads).uniform_(1e-3, 16).log()))
+            self.decay_bias = no_weight_decay(nn.Parameter(log_uniform_steps(self.value_heads)))
         self.to_angle = None
         if config.eigenvalues == "unit-circle":
             pairs = divide("DeltaNet", self.K, 2, "channels of a rotation")
@@ -144,18 +157,25 @@ class DeltaNet(Mixer):
                 nn.init.xavier_uniform_(module.weight, gain=2**-2.5)
 
     def forward(
-        self, x: Tensor, state: DeltaNetState | None = None, *, packing: Packing | None = None
+        self,
+        x: Tensor,
+        state: DeltaNetState | None = None,
+        *,
+        packing: Packing | None = None,
+        attention_mask: Tensor | None = None,
     ) -> tuple[Tensor, DeltaNetState | None]:
+        if attention_mask is not None:
+            return run_padded("DeltaNet", self, x, attention_mask, state, packing)
         apply = self._recomputing_rule if state is None and self._recomputes(x) else self._rule
         o, S, convolution, gate = apply(x, state, packing)
         o = normalise(self.norm, o, working_dtype(x)).flatten(-2)
         if gate is not None:
-            o = o * F.silu(gate)
+            o = o * GATES[self.config.gate_activation](gate)
         return self.to_out(o), None if S is None else DeltaNetState(S, convolution)
 
     def empty_state(self, batch: int) -> DeltaNetState:
         weight = self.to_q.weight
-        S = torch.zeros(batch, self.heads, self.K, self.V, device=weight.device)
+        S = torch.zeros(batch, self.value_heads, self.K, self.V, device=weight.device)
         past = self.config.convolution - 1
         if self.convolutions is None:
             return DeltaNetState(S, None)
@@ -186,7 +206,7 @@ class DeltaNet(Mixer):
         """Whether `_recomputing_rule` may stand for `_rule`, and x is large enough for it."""
         config, convolutions = self.config, tuple(self.convolutions or ())
         plain = not config.gated and self.to_angle is None and self.output_gate is None
-        plain = plain and config.qk_activation != "relu"
+        plain = plain and config.qk_activation != "relu" and self.shared_by == 1 and not config.conv_bias
         if not (plain and convolutions and recomputes(x)):
             return False
         if not may_read(ShortConvolution, *convolutions):
@@ -234,9 +254,14 @@ class DeltaNet(Mixer):
         # (B, T, n H D) -> (B, T n, H, D): the Householder factors of a token are consecutive in time
         q = q.unflatten(-1, (self.heads, self.K))
         k = k.unflatten(-1, (-1, self.heads, self.K)).flatten(1, 2)
-        v = v.unflatten(-1, (-1, self.heads, self.V)).flatten(1, 2)
-        beta = others["beta"].unflatten(-1, (-1, self.heads)).flatten(1, 2)
+        v = v.unflatten(-1, (-1, self.value_heads, self.V)).flatten(1, 2)
+        beta = others["beta"].unflatten(-1, (-1, self.value_heads)).flatten(1, 2)
+        q, k = self._shared(q), self._shared(k)
         return q, k, v, beta, self._gates(others), others.get("gate"), convolution
+
+    def _shared(self, x: Tensor) -> Tensor:
+        """(B, T, heads, .) to (B, T, value_heads, .): value head i has key head i // shared_by, as in fla."""
+        return x if self.shared_by == 1 else x.repeat_interleave(self.shared_by, dim=2)
 
     def _gates(self, others: dict[str, Tensor]) -> dict[str, Tensor]:
         """As the op takes them: `g` (B, T, H), or `a` with a sign; `angle` (B, T, H, K/2)."""
@@ -246,7 +271,7 @@ class DeltaNet(Mixer):
             gates = {"a": 2 * g.exp() - 1} if self.signed else {"g": g}
         if "angle" in others:
             turns = torch.tanh(at_least_float32(others["angle"]))
-            gates["angle"] = math.pi * turns.unflatten(-1, (self.heads, -1))
+            gates["angle"] = self._shared(math.pi * turns.unflatten(-1, (self.heads, -1)))
         return gates
 
     def _projections(self, x: Tensor, past: tuple[Tensor, ...] | None, packing: Packing | None):
@@ -328,6 +353,8 @@ class DeltaNet(Mixer):
             shown["householders"] = self.config.householders
         if self.hard_beta:
             shown["beta"] = "hard"
+        if self.shared_by > 1:
+            shown["value_heads"] = self.value_heads
         return ", ".join(f"{name}={value}" for name, value in shown.items())
 
     @torch.no_grad()

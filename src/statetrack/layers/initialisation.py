@@ -17,10 +17,12 @@ def inverse_softplus(y: Tensor) -> Tensor:
     return y + torch.log(-torch.expm1(-y))
 
 
-def log_uniform_steps(n: int, low: float = 1e-3, high: float = 0.1) -> Tensor:
-    """n biases b whose step sizes softplus(b) are log-uniform in [low, high] (Gu and Dao 2023)."""
+def log_uniform_steps(n: int, low: float = 1e-3, high: float = 0.1, floor: float = 1e-4) -> Tensor:
+    """n biases b whose step sizes softplus(b) are log-uniform in [low, high] and at least `floor` (Gu and Dao
+    2023).
+    """
     steps = torch.exp(torch.empty(n).uniform_(math.log(low), math.log(high)))
-    return inverse_softplus(steps)
+    return inverse_softplus(steps.clamp(min=floor))
 
 
 def small_init(weight: Tensor, d_model: int) -> None:

@@ -8,11 +8,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from statetrack.config import added
+from statetrack.errors import UserError, unknown_name
 from statetrack.layers.checks import check_sizes
 from statetrack.layers.convolution import ShortConvolution
 from statetrack.layers.fusion import fuses, may_read
 from statetrack.layers.initialisation import log_uniform_steps, no_weight_decay
 from statetrack.layers.mixer import Mixer, Packing, offsets
+from statetrack.layers.padding import run_padded
 from statetrack.layers.precision import at_least_float32
 from statetrack.ops.checks import check_eigenvalues
 from statetrack.ops.selective_scan import selective_scan
@@ -34,6 +37,15 @@ class MambaConfig:
     expand: int = 2
     convolution: int = 4
     dt_rank: int | None = None  # d_model / 16, rounded up, when None
+    bias: bool = added(False)  # of the projections in and out
+    conv_bias: bool = added(True)  # of the short convolution
+    # initial step sizes are log-uniform from dt_min to dt_max, at least dt_init_floor
+    dt_min: float = added(1e-3)
+    dt_max: float = added(0.1)
+    dt_init_floor: float = added(1e-4)
+    # initial weights of dt_proj, up to dt_scale / sqrt(dt_rank): uniform, or all equal to it
+    dt_init: Literal["random", "constant"] = added("random")
+    dt_scale: float = added(1.0)
 
     def build(self, d_model: int, layers: int) -> "Mamba":
         return Mamba(self, d_model, layers)
@@ -52,7 +64,8 @@ class Mamba(Mixer):
 
     Shapes: x, out (B, T, d_model); the state h (B, D, N) in float32, D = expand * d_model, N = d_state. The
     transition is diagonal with the a as eigenvalues, in (0, 1) for "[0,1]" and in (-1, 1) for "[-1,1]".
-    Returns out and the state to go on from. Parameters have the names they have in mamba-ssm and
+    Returns out and the state to go on from. With `attention_mask` (B, T), True at real steps, padding on
+    either side is left out, and out is 0 there. Parameters have the names they have in mamba-ssm and
     transformers, so weights can be copied.
 
     >>> layer = Mamba(MambaConfig(eigenvalues="[-1,1]"), d_model=64)
@@ -74,25 +87,38 @@ class Mamba(Mixer):
             convolution=config.convolution,
             dt_rank=config.dt_rank,
         )
+        _check_steps(config)
         self.config = config
         D, N = config.expand * d_model, config.d_state
         self.dt_rank = config.dt_rank or math.ceil(d_model / 16)
-        self.in_proj = nn.Linear(d_model, 2 * D, bias=False)
-        self.conv1d = ShortConvolution(D, config.convolution, bias=True)
+        self.in_proj = nn.Linear(d_model, 2 * D, bias=config.bias)
+        self.conv1d = ShortConvolution(D, config.convolution, bias=config.conv_bias)
         self.x_proj = nn.Linear(D, self.dt_rank + 2 * N, bias=False)
         self.dt_proj = nn.Linear(self.dt_rank, D)
         self.A_log = no_weight_decay(nn.Parameter(torch.arange(1, N + 1).float().log().repeat(D, 1)))
         self.D = no_weight_decay(nn.Parameter(torch.ones(D)))
-        self.out_proj = nn.Linear(D, d_model, bias=False)
-        nn.init.uniform_(self.dt_proj.weight, -(self.dt_rank**-0.5), self.dt_rank**-0.5)
+        self.out_proj = nn.Linear(D, d_model, bias=config.bias)
+        largest = config.dt_scale * self.dt_rank**-0.5
+        if config.dt_init == "constant":
+            nn.init.constant_(self.dt_proj.weight, largest)
+        else:
+            nn.init.uniform_(self.dt_proj.weight, -largest, largest)
         with torch.no_grad():
-            self.dt_proj.bias.copy_(log_uniform_steps(D))
+            steps = log_uniform_steps(D, config.dt_min, config.dt_max, config.dt_init_floor)
+            self.dt_proj.bias.copy_(steps)
             # the residual stream sums the outputs of all blocks
             self.out_proj.weight /= math.sqrt(layers)
 
     def forward(
-        self, x: Tensor, state: MambaState | None = None, *, packing: Packing | None = None
+        self,
+        x: Tensor,
+        state: MambaState | None = None,
+        *,
+        packing: Packing | None = None,
+        attention_mask: Tensor | None = None,
     ) -> tuple[Tensor, MambaState | None]:
+        if attention_mask is not None:
+            return run_padded("Mamba", self, x, attention_mask, state, packing)
         u, z, delta, delta_bias, B, C, convolution = self._controls(x, state, packing)
         y, h = selective_scan(
             u,
@@ -153,3 +179,16 @@ class Mamba(Mixer):
         delta = F.softplus(delta if bias is None else delta + bias)
         a = torch.exp(delta[..., None] * self._A())
         return a if self.config.eigenvalues == "[0,1]" else 2 * a - 1
+
+
+def _check_steps(config: MambaConfig) -> None:
+    """Refuse initial step sizes that are none."""
+    if config.dt_init not in ("random", "constant"):
+        raise unknown_name("Mamba: dt_init", config.dt_init, ("random", "constant"))
+    if not 0 < config.dt_min <= config.dt_max < math.inf:
+        raise UserError(
+            f"Mamba: dt_min is {config.dt_min} and dt_max {config.dt_max}, expected 0 < dt_min <= dt_max."
+        )
+    for name in ("dt_init_floor", "dt_scale"):
+        if not (getattr(config, name) > 0 and math.isfinite(getattr(config, name))):
+            raise UserError(f"Mamba: {name} is {getattr(config, name)}, expected a number above 0.")

@@ -5,6 +5,8 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
+from statetrack.errors import UserError
+
 
 class Packing(NamedTuple):
     """Boundaries of S packed sequences in one row x (1, N, d_model).
@@ -43,6 +45,24 @@ class Mixer(nn.Module, ABC):
     packs = False
     is_recurrent = True
 
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if (own := _range_of(self)) is not None:  # beside the weights, not among them
+            destination._metadata[prefix[:-1]]["eigenvalues"] = own
+
+    def _load_from_state_dict(
+        self, state_dict: Any, prefix: str, local_metadata: Any, *rest: Any, **more: Any
+    ) -> None:
+        """Refuse weights of a layer with another eigenvalue range: here they are another function."""
+        theirs, own = local_metadata.get("eigenvalues"), _range_of(self)
+        if theirs is not None and own is not None and theirs != own:
+            raise UserError(
+                f"{type(self).__name__}: the weights are of a layer with eigenvalues in {theirs}, and this "
+                f"one has {own}: with them it is another function. statetrack.extended_range(model) makes "
+                "that step, or load dict(state_dict), which does not carry the range."
+            )
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *rest, **more)
+
     @abstractmethod
     def forward(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]: ...
 
@@ -66,6 +86,10 @@ class Mixer(nn.Module, ABC):
         Shape (B, T, ..., n): the last axis lists the eigenvalues of one transition matrix. Complex where the
         matrix can have complex ones.
         """
+
+
+def _range_of(mixer: nn.Module) -> str | None:
+    return getattr(getattr(mixer, "config", None), "eigenvalues", None)
 
 
 @runtime_checkable

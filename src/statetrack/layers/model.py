@@ -201,6 +201,11 @@ class Model(nn.Module):
         read_out: bool = True,
     ) -> tuple[Tensor, list[Any]]:
         packing = self._packing(packing, packed_states)
+        if tokens.ndim != 2:
+            raise UserError(
+                f"Model: tokens has shape {tuple(tokens.shape)}, expected (batch, time). One sequence is "
+                "tokens[None]."
+            )
         if state is not None and len(state) != len(self.blocks):
             raise UserError(
                 f"Model: {len(state)} states for {len(self.blocks)} layers, expected what forward returned."
@@ -226,7 +231,10 @@ class Model(nn.Module):
             return None
         if not self.packs:
             refusing = {type(b.mixer).__name__: None for b in self.blocks if not _packs(b)}
-            raise UserError(f"Model: {', '.join(refusing)} cannot take packed sequences.")
+            raise UserError(
+                f"Model: {', '.join(refusing)} cannot take packed sequences. Give a batch with padding: the "
+                "models of statetrack.integrations.huggingface take an attention_mask."
+            )
         return Packing(packing[0], packing[1], states)
 
     @property

@@ -60,7 +60,7 @@ def extended_range(
     config = with_mixer_options("extended_range", model.config, {"eigenvalues": "[-1,1]"})
     table = model.embedding.weight
     extended = Model(config, len(table), model.head.out_features).to(table.device, table.dtype)
-    extended.load_state_dict(model.state_dict())
+    extended.load_state_dict(dict(model.state_dict()))  # without the range that goes with it
     if keep == "function":
         assert tokens is not None
         inputs = _inputs_of_mixers(model, tokens)

@@ -172,20 +172,25 @@ def _record_path(folder: Path, number: int) -> Path:
     return folder / UNITS / f"{number:05d}.json"
 
 
+class FullDisk(OSError):
+    """No space left while writing. What is complete is kept."""
+
+
 @contextlib.contextmanager
 def full_disk(folder: Path, shards: Iterable[str] = ()) -> Iterator[None]:
-    """A full disk as a `UserError`; the shards, by the beginning of their names, are then removed."""
+    """A full disk as a `FullDisk`; the shards, by the beginning of their names, are then removed."""
     try:
         yield
     except OSError as error:
-        if error.errno not in FULL:
+        if error.errno not in FULL or isinstance(error, FullDisk):
             raise
         for name in shards:
             for file in folder.glob(f"{name}.*"):
                 file.unlink(missing_ok=True)
-        raise UserError(
-            f"{folder}: {error.strerror} while writing. Finished parts are kept: make space, and the same "
-            "command goes on from there."
+        raise FullDisk(
+            error.errno,
+            f"{error.strerror} while writing {folder}. Finished parts are kept: make space, and the same "
+            "command goes on from there",
         ) from None
 
 

@@ -145,7 +145,7 @@ def _read_runs_json(folder: Path) -> ItemResults:
         check_scale(data["scale"])
         runs_folder = folder / data["runs_folder"]
         runs = [LabelledRun.from_dict(entry) for entry in data["runs"]]
-        results = [Result(run, runs_folder / run.id, read_done(runs_folder / run.id)) for run in runs]
+        results = [Result(run, runs_folder / run.id, read_done(runs_folder / run.id, run.id)) for run in runs]
         return ItemResults(item(data["item"]), data["scale"], results)
     except UserError:
         raise

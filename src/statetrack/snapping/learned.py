@@ -86,6 +86,11 @@ def mixer_of(model: Model) -> DeltaNet:
             f"snap: qk_activation is {c.qk_activation!r}, expected 'identity': after it a key has no large "
             "negative entries, so most directions cannot be set. Train with --qk-activation identity."
         )
+    if mixer.shared_by > 1:
+        raise UserError(
+            f"snap: the layer has {mixer.value_heads} value heads for {mixer.heads} key heads, expected as "
+            "many of each: reflections of heads that share their keys cannot be set one by one."
+        )
     return mixer
 
 

@@ -37,6 +37,7 @@ class Tally(Monitor):
     total: int = 0
     done: int = 0
     failures: int = 0
+    left_to_others: int = 0
     workers: int = 1
     over: set[str] = field(default_factory=set)
 
@@ -66,6 +67,11 @@ class Tally(Monitor):
         self.over.add(str(failure.job.folder))
         self.failures += 1
 
+    def elsewhere(self, job: Job) -> None:
+        self.running.pop(str(job.folder), None)
+        self.over.add(str(job.folder))
+        self.left_to_others += 1
+
     def seconds_left(self, waiting: list[Job]) -> float | None:
         """Steps to go over the speeds seen so far; None before there is one."""
         if not self.speeds:
@@ -84,6 +90,7 @@ class Tally(Monitor):
         speed = sum(entry.speed or 0 for entry in self.running.values())
         parts = [f"{self.done} of {self.total} runs done", f"{len(self.running)} running"]
         parts += [f"{self.failures} failed"] if self.failures else []
+        parts += [f"{self.left_to_others} running elsewhere"] if self.left_to_others else []
         parts += [f"{speed:.1f} steps/s"] if speed else []
         left = self.seconds_left(waiting)
         parts += [f"about {duration(left)} left"] if left is not None and waiting else []
@@ -103,6 +110,10 @@ class Lines(Tally):
     def failed(self, failure: Failure) -> None:
         super().failed(failure)
         print(failure, flush=True)
+
+    def elsewhere(self, job: Job) -> None:
+        super().elsewhere(job)
+        print(f"{job.label}: running elsewhere, in another process", flush=True)
 
     def tick(self) -> None:
         if time.monotonic() - self.said > self.every:

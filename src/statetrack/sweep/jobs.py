@@ -1,10 +1,12 @@
 """A sweep's vocabulary: what is to be run, and who is told how it goes."""
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from statetrack.run import read_done
+from statetrack.files import write_json
+from statetrack.run import DIVERGED, read_done
 from statetrack.spec import RunSpec
 
 
@@ -53,12 +55,37 @@ class Monitor:
     def failed(self, failure: Failure) -> None:
         pass
 
+    def elsewhere(self, job: Job) -> None:
+        """The run is carried out by another process: neither finished nor failed."""
+
     def tick(self) -> None:
         """Called a few times a second, so that clocks can move."""
 
 
-def open_jobs(jobs: Iterable[Job]) -> tuple[list[Job], int]:
-    """The jobs still to be done, each folder once, and how many are finished already."""
+def open_jobs(jobs: Iterable[Job]) -> tuple[list[Job], list[Failure], int]:
+    """The jobs still to be done, each folder once; those that diverged before; how many are finished.
+
+    A run that diverged is not repeated: from the same checkpoint it would diverge again.
+    """
     unique = list({job.folder: job for job in jobs}.values())
-    pending = [job for job in unique if read_done(job.folder) is None]
-    return pending, len(unique) - len(pending)
+    unfinished = [job for job in unique if read_done(job.folder, job.spec.id) is None]
+    diverged = [Failure(job, reason) for job in unfinished if (reason := _read_diverged(job))]
+    pending = [job for job in unfinished if not (job.folder / DIVERGED).exists()]
+    return pending, diverged, len(unique) - len(unfinished)
+
+
+def write_diverged(folder: Path, reason: str) -> None:
+    """Note that the run in this folder diverged, for later sweeps."""
+    write_json(folder / DIVERGED, {"reason": reason})
+
+
+def _read_diverged(job: Job) -> str | None:
+    """Why a job is not repeated, or None."""
+    path = job.folder / DIVERGED
+    if not path.exists():
+        return None
+    try:
+        reason = str(json.loads(path.read_text())["reason"])
+    except (OSError, ValueError, KeyError, TypeError):
+        reason = "the loss became infinite or NaN"
+    return f"{reason} It is not repeated; delete {path} to try again."

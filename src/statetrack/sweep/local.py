@@ -14,7 +14,7 @@ import torch
 
 from statetrack.errors import UserError
 from statetrack.files import write_json
-from statetrack.sweep.jobs import Failure, Job, Monitor, open_jobs
+from statetrack.sweep.jobs import Failure, Job, Monitor, open_jobs, write_diverged
 from statetrack.sweep.worker import work
 from statetrack.training import Interrupted
 from statetrack.training.loop import stop_signals
@@ -39,6 +39,8 @@ def sweep(
 ) -> list[Failure]:
     """Carry out every job that is not finished yet; return those that failed.
 
+    Runs that diverged, here or in an earlier call, are failures and are not repeated. A run that another
+    process carries out is left to it, and is no failure.
     A worker is a process; with several GPUs the workers are distributed over them. Each worker interleaves
     `runs_per_worker` runs, step by step, on its GPU.
     After `seconds` each worker writes its checkpoints, and the jobs left over are for a later call.
@@ -53,10 +55,13 @@ def sweep(
         raise UserError(f"sweep: seconds is {seconds:g}, expected more than 0.")
     until = math.inf if seconds is None else time.monotonic() + seconds
     monitor = monitor or Monitor()
-    pending, finished = open_jobs(jobs)
-    monitor.begun(len(pending) + finished, finished, min(workers * runs_per_worker, len(pending)))
+    pending, diverged, finished = open_jobs(jobs)
+    total = len(pending) + len(diverged) + finished
+    monitor.begun(total, finished, min(workers * runs_per_worker, len(pending)))
+    for failure in diverged:
+        monitor.failed(failure)
     if not pending:
-        return []
+        return diverged
     threads = max(1, torch.get_num_threads() // min(workers, len(pending)))
     queue = _Queue(pending, monitor, device, threads, runs_per_worker, order)
     with stop_signals() as stop:
@@ -73,7 +78,7 @@ def sweep(
     if stop.is_set():
         left = queue.stopped + len(queue.pending)
         raise Interrupted(f"Stopped with {left} runs to go; the same command goes on from there.")
-    return queue.failures
+    return diverged + queue.failures
 
 
 class _Queue:
@@ -143,8 +148,12 @@ class _Queue:
             self.in_order = False
             if kind == "done":
                 self.monitor.finished(job, value)
-            elif kind == "failed":
+            elif kind in ("failed", "diverged"):
+                if kind == "diverged":
+                    write_diverged(job.folder, value)
                 self._fail(job, value)
+            elif kind == "elsewhere":
+                self.monitor.elsewhere(job)
             else:
                 self.stopped += 1
 

@@ -11,7 +11,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, TextIO
 
-from statetrack.errors import UserError
+from statetrack.errors import RunningElsewhere, UserError
 from statetrack.run import running
 from statetrack.spec import RunSpec
 from statetrack.training import Diverged, Interrupted, Options
@@ -82,7 +82,8 @@ class RunInTurns:
             self.tell(step)
 
     def advance(self) -> tuple[str, Any] | None:
-        """A turn. None, or how the run ended: ("done", seconds), ("stopped", None) or ("failed", reason).
+        """A turn. None, or how the run ended: ("done", seconds), ("stopped", None), ("failed", reason),
+        ("diverged", reason), or ("elsewhere", None) where another process has it.
 
         More than one step where they are short: turning output to another file takes a dozen system calls.
         """
@@ -102,9 +103,12 @@ class RunInTurns:
             return "done", end.value["seconds"]
         except Interrupted:
             return "stopped", None
+        except RunningElsewhere as error:
+            print(error, flush=True)
+            return "elsewhere", None
         except (UserError, Diverged) as error:
             print(f"error: {error}", flush=True)
-            return "failed", str(error)
+            return "diverged" if isinstance(error, Diverged) else "failed", str(error)
         except ConnectionError:  # the parent is gone
             raise
         except Exception as error:  # whatever breaks one run must not break the sweep

@@ -59,6 +59,8 @@ def main(arguments: Sequence[str]) -> None:
     print(perplexity_table(measured))
     write_figure(options.out / "perplexity", figure_of(measured))
     found = differences_of(measured, options.unit)
+    for old in options.out.glob("differences.*"):  # of other models, measured into this folder before
+        old.unlink()
     if found:
         print("\n" + differences_text(found, options.unit))
         write_text(

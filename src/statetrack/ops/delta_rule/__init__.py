@@ -83,8 +83,9 @@ def delta_rule(
     errors do not decay. Values are checked inside `statetrack.checked()` only: it refuses beta outside [0,
     2], gates above 1, and NaN or infinity, naming the first bad step. Outside it, NaN or infinity at step t
     leaves earlier outputs alone on a CPU; on a GPU, other outputs of the same chunk may become NaN with it.
-    Signs and angles leave no trace in the state: it is S itself, and a later call takes it as it is.
-    Derivation: docs/internals/delta_rule.md, docs/gates.md.
+    There, keys and queries longer than 1.8e19, whose squares overflow, give NaN too; on a CPU they are
+    normalised. Signs and angles leave no trace in the state: it is S itself, and a later call takes it as it
+    is. Derivation: docs/internals/delta_rule.md, docs/gates.md.
 
     >>> q, k, v = torch.randn(3, 2, 16, 4, 32).unbind()              # B, T, H, K = 2, 16, 4, 32
     >>> beta = 2 * torch.rand(2, 16, 4)                              # eigenvalues in [-1, 1]
@@ -131,10 +132,24 @@ def delta_rule(
     )
     inputs = q, k, v, beta, gate, initial_state, cu_seqlens
     o, final_state = run_backend("delta_rule", run, q.device, *inputs, options)
-    if checks.is_checked():
-        checks.check_finite("delta_rule", time=1, out=o)
+    if checks.is_checked() and not bool(o.isfinite().all()):
+        _refuse_outputs(inputs, options)
     o = o if o.dtype == v.dtype else o.to(v.dtype)
     return o, final_state if output_final_state else None
+
+
+def _refuse_outputs(inputs: tuple, options: DeltaRuleOptions) -> None:
+    """The error for NaN or infinity in the outputs.
+
+    A chunk kernel spreads it to earlier steps of the chunk: the loop over time names the first one.
+    """
+    o, _ = _choose("reference", options.householders, *inputs)(*inputs, options)
+    checks.check_finite("delta_rule", time=1, out=o)
+    raise UserError(
+        "delta_rule: out holds NaN or infinity, which the recurrence itself does not: products inside a "
+        "chunk have overflowed, such as |k|^2 of a key longer than 1.8e19. Scale q and k down, or use "
+        'backend="reference".'
+    )
 
 
 def _choose(backend: str, householders: int, q, k, v, beta, gate, initial_state, cu_seqlens) -> Callable:

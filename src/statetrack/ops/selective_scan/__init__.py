@@ -21,16 +21,12 @@ BACKENDS = {
 }
 
 
-def _constant_or_grouped(inputs: ScanInputs) -> str | None:
-    if any(x.ndim == 2 or (x.ndim == 4 and x.shape[1] > 1) for x in (inputs.B, inputs.C)):
-        return "B and C are constant or come in several groups"
-    return None
-
-
 def _triton_refuses(inputs: ScanInputs) -> str | None:
     """Why the Triton kernels cannot take these inputs, or None."""
-    if reason := no_triton(inputs.u) or _constant_or_grouped(inputs):
+    if reason := no_triton(inputs.u):
         return reason
+    if any(x.ndim == 2 or (x.ndim == 4 and x.shape[1] > 1) for x in (inputs.B, inputs.C)):
+        return "B and C are constant or come in several groups"
     refuses = load("statetrack.ops.selective_scan.triton.backend:refuses")
     return refuses(inputs.u, inputs.A, inputs.cu_seqlens)
 
@@ -38,7 +34,7 @@ def _triton_refuses(inputs: ScanInputs) -> str | None:
 def _native_refuses(inputs: ScanInputs) -> str | None:
     """Why the native kernels cannot take these inputs, or None."""
     refuses = load("statetrack.ops.selective_scan.native:refuses")
-    return refuses(inputs.u, inputs.A) or _constant_or_grouped(inputs)
+    return refuses(inputs.u, inputs.A, inputs.B, inputs.C)
 
 
 _choices = CallCache()
@@ -56,7 +52,7 @@ def selective_scan(
     delta_softplus: bool = False,
     return_last_state: bool = False,
     *,
-    eigenvalues: str = "[0,1]",
+    eigenvalues: str = "[-1,1]",
     initial_state: Tensor | None = None,
     cu_seqlens: Tensor | None = None,
     max_seqlen: int | None = None,
@@ -79,12 +75,14 @@ def selective_scan(
 
     - `delta_softplus`: delta + delta_bias goes through softplus. delta must be >= 0 after that.
     - `return_last_state`: return (out, last_state) instead of out.
-    - `eigenvalues`: the range of the a_t, "[0,1]" or "[-1,1]", for delta >= 0 and A <= 0.
+    - `eigenvalues`: the range of the a_t, "[0,1]" or "[-1,1]", for delta >= 0 and A <= 0. The default is
+      that of all layers here; mamba-ssm's range is "[0,1]", the default in `statetrack.compat.mamba_ssm`.
     - `cu_seqlens`: s + 1 offsets in steps, with b = 1: s sequences packed one after the other into one row,
       steps cu_seqlens[i] to cu_seqlens[i + 1]; states are then (s, d, n).
     - `max_seqlen`: the length of the longest packed sequence or more. A backend that must know it on the host
       then does not read the offsets from a GPU. torch.compile needs it on a CPU. Triton kernels ignore it.
-    - `backend`: "auto", or "reference", "chunked", "native" (CPU), "triton" (GPU).
+    - `backend`: "auto", or "reference", "chunked", "native" (CPU), "triton" (GPU). Where B or C is constant,
+      or groups are narrower than 16 channels, or come in several on a GPU, "auto" takes "chunked".
 
     Returns out (b, d, t) in the dtype of u and, if asked for, the last state (b, d, n), float32 (float64 if u
     is): pass it on as `initial_state`, with t = 1 for decoding. For "[0,1]" the contract is that of

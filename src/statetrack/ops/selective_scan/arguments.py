@@ -27,7 +27,7 @@ class ScanOptions(NamedTuple):
     """
 
     delta_softplus: bool = False
-    eigenvalues: str = "[0,1]"
+    eigenvalues: str = "[-1,1]"
     max_seqlen: int | None = None
 
     def signed(self) -> bool:

@@ -1,5 +1,8 @@
 """The native CPU backend of the selective scan: `torch.library` ops around the C++ kernels of ops/native."""
 
+import math
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -11,6 +14,7 @@ from statetrack.ops.selective_scan.pad_packed import scan_packed_by_padding
 
 # Steps between saved states: at least the states per channel, so that they are no more numbers than u.
 STEPS = 32
+NARROWEST = 16  # channels of a group: the kernels run a group at a time, in vectors of 16
 # Channels one thread works on together; fewer if there are few sequences, so that every thread has some.
 GROUP, FEW_SEQUENCES, SMALL_GROUP = 256, 8, 64
 
@@ -20,6 +24,9 @@ def selective_scan_native(inputs: ScanInputs, options: ScanOptions) -> tuple[Ten
     u, delta, A, B, C, D, z, delta_bias, initial_state, cu_seqlens = inputs
     if cu_seqlens is not None:
         return scan_packed_by_padding(selective_scan_native, inputs, options)
+    groups = math.lcm(*(x.shape[1] for x in (B, C) if x.ndim == 4))
+    if groups > 1:
+        return _group_by_group(inputs, options, groups)
     B, C = B[:, 0] if B.ndim == 4 else B, C[:, 0] if C.ndim == 4 else C
     tensors = [
         x if x is None or x.dtype == torch.float32 else x.float()
@@ -28,8 +35,33 @@ def selective_scan_native(inputs: ScanInputs, options: ScanOptions) -> tuple[Ten
     return _Native.apply(*tensors, options.delta_softplus, options.signed(), needs_gradient(tensors))
 
 
-def refuses(u: Tensor, A: Tensor) -> str | None:
+def _group_by_group(inputs: ScanInputs, options: ScanOptions, groups: int) -> tuple[Tensor, Tensor]:
+    """Channels that share B and C are a scan of their own."""
+    width = inputs.u.shape[1] // groups
+
+    def of(x: Tensor | None, axis: int, group: int) -> Any:
+        return None if x is None else x.narrow(axis, group * width, width)
+
+    def shared(x: Tensor, group: int) -> Tensor:
+        return x[:, group * x.shape[1] // groups] if x.ndim == 4 else x
+
+    results = []
+    for i in range(groups):
+        u, delta, z, h = (of(x, 1, i) for x in (inputs.u, inputs.delta, inputs.z, inputs.initial_state))
+        A, D, bias = (of(x, 0, i) for x in (inputs.A, inputs.D, inputs.delta_bias))
+        part = ScanInputs(u, delta, A, shared(inputs.B, i), shared(inputs.C, i), D, z, bias, h)
+        results.append(selective_scan_native(part, options))
+    out, states = zip(*results, strict=True)
+    return torch.cat(out, dim=1), torch.cat(states, dim=1)
+
+
+def refuses(u: Tensor, A: Tensor, B: Tensor, C: Tensor) -> str | None:
     """Why the kernels cannot take these inputs, or None."""
+    if B.ndim == 2 or C.ndim == 2:
+        return "B or C is constant in time"
+    groups = math.lcm(*(x.shape[1] for x in (B, C) if x.ndim == 4))
+    if groups > 1 and u.shape[1] < NARROWEST * groups:
+        return f"groups have {u.shape[1] // groups} channels, fewer than {NARROWEST}"
     if u.device.type != "cpu":
         return f"the inputs are on {u.device}, not on a CPU"
     if u.dtype == torch.float64:

@@ -42,7 +42,7 @@ def read(settings: Mapping[str, Any]) -> ModelConfig:
 def write(config: ModelConfig) -> dict[str, Any]:
     expect_backbone(f"to {NAME}", config, mlp=False)
     mixer = single(f"to {NAME}", layers_of(config), MambaConfig, "layers")
-    expect(f"to {NAME}", mixer, eigenvalues="[0,1]")
+    expect(f"to {NAME}", mixer, eigenvalues="[0,1]", bias=False, conv_bias=True)
     return {
         "hidden_size": config.d_model,
         "num_hidden_layers": config.layers,

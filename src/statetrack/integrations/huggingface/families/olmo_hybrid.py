@@ -102,6 +102,7 @@ def write(config: ModelConfig) -> dict[str, Any]:
     linear = single(where, [m for m in mixers if m != attention], DeltaNetConfig, "other layers")
     expect(where, linear, gated=True, output_gate=True, householders=1, qk_activation="silu")
     expect(where, linear, head_norm_eps=HEAD_NORM_EPS, eigenvalues=EIGENVALUES, signed_gate=False)
+    expect(where, linear, value_heads=(None, linear.heads), conv_bias=False, gate_activation="silu")
     expect(where, attention, qk_norm=True, qk_norm_eps=config.norm_eps)
     if not linear.convolution:
         raise UserError(f"{where}: convolution is 0, expected at least 1: its layers have a convolution.")

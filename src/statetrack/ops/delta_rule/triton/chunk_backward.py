@@ -31,7 +31,6 @@ from statetrack.ops.delta_rule.triton.tiles import (
     dot_inverse,
     dot_out,
     dot_state,
-    inverse_norm,
     load_beta,
     load_decay,
     load_inverse,
@@ -253,7 +252,7 @@ def gradients_kernel(
     if COMPUTE_DQ:
         dq_c = dot_out(dA * r_k[None, :], k_c, dq_c, BF16, OUT)
         if L2NORM:  # s is scale / ||q||, and dq_c the gradient of the scaled unit query
-            unit = q_c.to(tl.float32) * inverse_norm(squared_norm(q_c), True)[:, None]
+            unit = q_c.to(tl.float32) * tl.rsqrt(squared_norm(q_c) + 1e-6)[:, None]
             dq_c -= unit * tl.sum(unit * dq_c, axis=1)[:, None]
         store_tile(dq, dq_c * s[:, None], token * (H * K), ik, read, K, BK)
     if COMPUTE_DK:

@@ -227,9 +227,12 @@ def load_decay(g, tokens, first_step):
 
 @triton.jit
 def inverse_norm(squares, L2NORM: tl.constexpr):
-    """1 / sqrt(||x||^2 + 1e-6) from ||x||^2 with L2NORM, and 1 without."""
+    """1 / sqrt(||x||^2 + 1e-6) from ||x||^2 with L2NORM, and 1 without.
+
+    NaN where ||x||^2 has overflowed: 0, its limit, would drop the step without a word.
+    """
     if L2NORM:
-        return tl.rsqrt(squares + 1e-6)
+        return tl.where(squares == float("inf"), float("nan"), tl.rsqrt(squares + 1e-6))
     return squares * 0.0 + 1.0
 
 

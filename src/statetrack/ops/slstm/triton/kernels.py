@@ -7,9 +7,11 @@ then m, c, n and h. Backward, from the last step: with dG the gradient of the ga
     di = write (tanh(z) dc + dn)                   df = forget sigmoid(-f) (c_{t-1} dc + n_{t-1} dn)
     dz = write (1 - tanh(z)^2) dc                  do = dh c / n o (1 - o)
 
-after which dc and dn are multiplied by `forget`. The gradient of R is a product of all h_{t-1} with all dG,
-made outside. Grid: (blocks of BB sequences, heads). In registers: h, c, n, m or dG, dc, dn of the block; the
-four matrices R_gate too. Products are float32 in three tf32 products each.
+after which dc and dn are multiplied by `forget`. The last c and n are divided by exp(m), so where any of the
+last c, n, m has a gradient (THROUGH_M), that of m_T is dm - dc c - dn n; it goes back along the larger of
+log sigmoid(f_t) + m_{t-1} and i_t, as in torch.maximum. The gradient of R is a product of all h_{t-1} with
+all dG, made outside. Grid: (blocks of BB sequences, heads). In registers: h, c, n, m or dG, dc, dn of the
+block; the four matrices R_gate too. Products are float32 in three tf32 products each.
 """
 
 # Triton's language is not Python to a type checker.
@@ -100,10 +102,10 @@ def forward_kernel(
 
 @triton.jit
 def backward_kernel(
-    R, gates, c0, n0, m0, c, n, m, dh_out, dc_last, dn_last, dgates, dh0, dc0, dn0, B, T, H,
-    D: tl.constexpr, BD: tl.constexpr, BB: tl.constexpr,
+    R, gates, c0, n0, m0, c, n, m, dh_out, dc_last, dn_last, dm_last, dgates, dh0, dc0, dn0, dm0, B, T, H,
+    D: tl.constexpr, BD: tl.constexpr, BB: tl.constexpr, THROUGH_M: tl.constexpr,
 ):  # fmt: skip
-    """dgates (B, T, H, 4, D), and the gradients of h0, c0 and n0."""
+    """dgates (B, T, H, 4, D), and the gradients of h0, c0, n0 and m0. dc, dn, dm are read with THROUGH_M."""
     head = tl.program_id(1)
     b = tl.program_id(0) * BB + tl.arange(0, BB)[:, None]
     d = tl.arange(0, BD)[None, :]
@@ -113,10 +115,15 @@ def backward_kernel(
     R_i, R_f = load_recurrent(R, head, 0, d, row, D), load_recurrent(R, head, 1, d, row, D)
     R_z, R_o = load_recurrent(R, head, 2, d, row, D), load_recurrent(R, head, 3, d, row, D)
     first = (b.to(tl.int64) * H + head) * D + d
-    dc, dn = (
-        tl.load(dc_last + first, mask=inside, other=0.0),
-        tl.load(dn_last + first, mask=inside, other=0.0),
-    )
+    dc, dn = tl.zeros((BB, BD), tl.float32), tl.zeros((BB, BD), tl.float32)
+    dm = tl.zeros((BB, BD), tl.float32)
+    if THROUGH_M:
+        last = ((b.to(tl.int64) * T + T - 1) * H + head) * D + d
+        dc += tl.load(dc_last + first, mask=inside, other=0.0)
+        dn += tl.load(dn_last + first, mask=inside, other=0.0)
+        dm += tl.load(dm_last + first, mask=inside, other=0.0)
+        dm -= dc * tl.load(c + last, mask=inside, other=0.0)
+        dm -= dn * tl.load(n + last, mask=inside, other=0.0)
     dh = tl.zeros((BB, BD), tl.float32)  # what later steps ask of h_t
     t = T - 1
     while t >= 0:
@@ -133,7 +140,8 @@ def backward_kernel(
         c_before = tl.load(c + before, mask=earlier, other=0.0) + tl.load(c0 + first, mask=begun, other=0.0)
         n_before = tl.load(n + before, mask=earlier, other=0.0) + tl.load(n0 + first, mask=begun, other=0.0)
         m_before = tl.load(m + before, mask=earlier, other=0.0) + tl.load(m0 + first, mask=begun, other=0.0)
-        write, forget = tl.exp(i - m_t), tl.exp(log_sigmoid(f) + m_before - m_t)
+        kept = log_sigmoid(f) + m_before
+        write, forget = tl.exp(i - m_t), tl.exp(kept - m_t)
         y = c_t / n_t
         dh += tl.load(dh_out + at, mask=inside, other=0.0)
         dc += dh * o / n_t
@@ -142,6 +150,11 @@ def backward_kernel(
         df = forget * sigmoid(-f) * (c_before * dc + n_before * dn)
         dz = write * (1.0 - z * z) * dc
         do = y * o * (1.0 - o) * dh
+        if THROUGH_M:
+            stays = tl.where(kept == i, 0.5, tl.where(kept > i, 1.0, 0.0))
+            di += (1.0 - stays) * dm
+            df += stays * dm * sigmoid(-f)
+            dm *= stays
         tl.store(dgates + gate, di, mask=inside)
         tl.store(dgates + gate + D, df, mask=inside)
         tl.store(dgates + gate + 2 * D, dz, mask=inside)
@@ -155,3 +168,6 @@ def backward_kernel(
     tl.store(dh0 + first, dh, mask=inside)
     tl.store(dc0 + first, dc, mask=inside)
     tl.store(dn0 + first, dn, mask=inside)
+    # c and n enter as c exp(m) and n exp(m); the largest exponent may be the first one
+    dm += dc * tl.load(c0 + first, mask=inside, other=0.0) + dn * tl.load(n0 + first, mask=inside, other=0.0)
+    tl.store(dm0 + first, dm, mask=inside)
