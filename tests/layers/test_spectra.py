@@ -13,6 +13,7 @@ from statetrack.layers import (
     GLAConfig,
     HGRN2Config,
     Mamba2Config,
+    Mamba3Config,
     MambaConfig,
     MLSTMConfig,
     SLSTMConfig,
@@ -48,6 +49,7 @@ CASES = {
         f"{cls.__name__} {r}": cls(eigenvalues=r, heads=2) for cls in (GLAConfig, HGRN2Config) for r in RANGES
     },
     **{f"mamba2 {r}": Mamba2Config(eigenvalues=r, heads=2, d_state=3) for r in RANGES},
+    **{f"mamba3 {r}": Mamba3Config(eigenvalues=r, heads=2, d_state=4) for r in (*RANGES, "unit-circle")},
 }
 
 

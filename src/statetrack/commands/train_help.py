@@ -27,6 +27,7 @@ MIXER_LINES = {
     "deltaproduct": "DeltaProduct with two Householder factors per token",
     "mamba": "Mamba",
     "mamba2": "Mamba-2",
+    "mamba3": "Mamba-3 (single input), whose states turn",
     "gla": "gated linear attention",
     "hgrn2": "HGRN2",
     "transformer": "causal attention",
