@@ -10,13 +10,18 @@ from torch import Tensor, nn
 
 from statetrack.errors import UserError
 from statetrack.layers.checks import check_eps, check_sizes, divide
-from statetrack.layers.initialisation import inverse_softplus, log_uniform_steps, no_weight_decay
+from statetrack.layers.initialisation import (
+    log_uniform_steps,
+    no_weight_decay,
+    opposite_rows,
+    signed_steps,
+)
 from statetrack.layers.mixer import Mixer, Packing, offsets, returns_states
 from statetrack.layers.norm import RMSNorm
 from statetrack.layers.precision import at_least_float32
+from statetrack.ops.checks import DISC, check_eigenvalues
 from statetrack.ops.gated_linear_attention import gated_linear_attention
 
-RANGES = ("[0,1]", "[-1,1]", "unit-circle")
 SLOWEST = 1e-4  # the smallest |A|
 
 
@@ -46,19 +51,22 @@ class Mamba3State(NamedTuple):
 
 
 class Mamba3(Mixer):
-    """S_t = a_t R_t (S_{t-1} + (1 - l_t) Delta_t B_{t-1} u_{t-1}^T) + l_t Delta_t B_t u_t^T,  y_t = S_t^T C_t + D u_t.
+    """A linear RNN with turning states and a trapezoidal step, which writes the last token and this one.
+
+        S_t = a_t R_t (S_{t-1} + (1 - l_t) Delta_t B_{t-1} u_{t-1}^T) + l_t Delta_t B_t u_t^T
+        y_t = S_t^T C_t + D u_t
 
         Delta = softplus(. + bias)     A = -h(.), h(x) = 1 + x or 1 / (1 - x) below 0     l = sigmoid(.)
-        a = exp(Delta A)               R turns pairs of channels by -Delta pi tanh(.)     "unit-circle"
-        a = exp(Delta A), 2 exp(Delta A) - 1     R = I                                    "[0,1]", "[-1,1]"
+        "unit-circle"                  a = exp(Delta A), R turns pairs of channels by -Delta pi tanh(.)
+        "[0,1]", "[-1,1]"              a = exp(Delta A) or 2 exp(Delta A) - 1, R = I
 
-    B and C are normalised and have a bias per head; the output is W (y silu(z)). All dots are linear in x. The
-    step is the trapezoidal rule, an input being a weighted mean of the last and this token's. Parameters have
-    the names and shapes they have in mamba-ssm, so weights can be copied (its `is_outproj_norm` is False).
+    All dots are linear in x. B and C are normalised and have a bias per head; the output is W (y silu(z)).
+    Shapes: x (B, T, d_model); the state S (B, H, N, P), P = expand d_model / H. Parameters have the names and
+    shapes they have in mamba-ssm, so weights can be copied (its `is_outproj_norm` is False).
 
-    Two writes per step are one: before a_t R_t, the state holds B_{t-1} u_{t-1}^T with weight l_{t-1}
-    Delta_{t-1} + (1 - l_t) Delta_t. The op writes that sum at once, and what is then too much in the output of
-    the same step, (1 - l_{t+1}) Delta_{t+1} (B_t . C_t) u_t, is taken off (docs/gates.md).
+    The two writes of a token are one: when a_t R_t comes, B_{t-1} u_{t-1}^T has the weight l_{t-1} Delta_{t-1}
+    + (1 - l_t) Delta_t. The op writes that sum at once; what this adds to the output of the same step,
+    (1 - l_{t+1}) Delta_{t+1} (B_t . C_t) u_t, is taken off again (docs/gates.md).
 
     >>> layer = Mamba3(Mamba3Config(heads=4), d_model=64)
     >>> y, state = layer(torch.randn(2, 16, 64))                     # B, T, d_model
@@ -76,7 +84,7 @@ class Mamba3(Mixer):
         self.shared = config.groups * config.d_state
         self.parts = [self.width, self.width, self.shared, self.shared, *[config.heads] * 3, self.angles]
         self.in_proj = nn.Linear(d_model, sum(self.parts), bias=False)
-        self.dt_bias = no_weight_decay(nn.Parameter(initial_steps(config.heads, config.eigenvalues)))
+        self.dt_bias = no_weight_decay(nn.Parameter(log_uniform_steps(config.heads)))
         # the axis of length 1 is the rank of the multi-input variant in mamba-ssm
         self.B_bias, self.C_bias = (nn.Parameter(torch.ones(config.heads, 1, config.d_state)) for _ in "BC")
         self.B_norm, self.C_norm = (RMSNorm(config.d_state, eps=config.norm_eps) for _ in "BC")
@@ -85,6 +93,10 @@ class Mamba3(Mixer):
         with torch.no_grad():
             # the residual stream sums the outputs of all blocks
             self.out_proj.weight /= math.sqrt(layers)
+            if config.eigenvalues == "[-1,1]":
+                self.dt_bias.copy_(signed_steps(torch.ones(config.heads)))  # A starts near -1
+                steps = sum(self.parts[:4])
+                opposite_rows(self.in_proj.weight[steps : steps + config.heads])
 
     def forward(
         self, x: Tensor, state: Mamba3State | None = None, *, packing: Packing | None = None
@@ -110,8 +122,9 @@ class Mamba3(Mixer):
         return y, Mamba3State(S, last_B, last_u)
 
     def _controls(self, x: Tensor):
-        """z (B, T, D); u (B, T, H, P); B, C (B, T, H, N); weights of this token and of the one before, (B, T, H);
-        the gates and angles as the op takes them. Weights and gates are in float32 at least."""
+        """z (B, T, D); u (B, T, H, P); B, C (B, T, H, N); how much is written of this token and of the one before,
+        (B, T, H); the gates and angles as the op takes them.
+        """
         z, u, B, C, dt, A, trapezoid, angle = self.in_proj(x).split(self.parts, dim=-1)
         u = u.unflatten(-1, (self.heads, -1))
         B = self._per_head(B, self.B_norm, self.B_bias)
@@ -157,18 +170,9 @@ class Mamba3(Mixer):
         return torch.polar(a.expand_as(angle), angle)
 
 
-def initial_steps(heads: int, eigenvalues: str) -> Tensor:
-    """dt_bias."""
-    return log_uniform_steps(heads)
-
-
 def _check(config: Mamba3Config, width: int) -> int:
     """Refuse sizes that do not fit; the number of pairs that turn."""
-    if config.eigenvalues not in RANGES:
-        raise UserError(
-            f'Mamba3: eigenvalues is {config.eigenvalues!r}, expected "[0,1]", "[-1,1]" or "unit-circle", '
-            "quoted in a shell."
-        )
+    check_eigenvalues("Mamba3", config.eigenvalues, DISC)
     sizes = {"d_state": config.d_state, "expand": config.expand, "groups": config.groups}
     check_sizes("Mamba3", heads=config.heads, **sizes)
     check_eps("Mamba3", norm_eps=config.norm_eps)
@@ -194,8 +198,8 @@ def _heavy_tail(x: Tensor) -> Tensor:
 
 def _later(before: Tensor, packing: Packing | None) -> Tensor:
     """The weight (B, T, H) with which the next step writes each token again: 0 at the end of a sequence."""
-    later = F.pad(before[:, 1:], (0, 0, 0, 1))
-    if packing is None or before.shape[1] == 0:
+    later = torch.cat([before[:, 1:], torch.zeros_like(before[:, :1])], dim=1)
+    if packing is None:
         return later
     ends = torch.zeros_like(before[0, :, 0], dtype=torch.bool)
     # an empty sequence names the last token of the one before it, or, at the start, that of the row
