@@ -38,7 +38,7 @@ class Mamba3Config:
     expand: int = 2
     groups: int = 1  # heads that share B and C form a group
     rotated: float = 0.5  # share of the state channels that turn, in "unit-circle": 0.5 or 1
-    norm_eps: float = 1e-5  # of the RMS norms of B and C
+    bc_norm_eps: float = 1e-5  # of the RMS norms of B and C
 
     def build(self, d_model: int, layers: int) -> "Mamba3":
         return Mamba3(self, d_model, layers)
@@ -87,7 +87,7 @@ class Mamba3(Mixer):
         self.dt_bias = no_weight_decay(nn.Parameter(log_uniform_steps(config.heads)))
         # the axis of length 1 is the rank of the multi-input variant in mamba-ssm
         self.B_bias, self.C_bias = (nn.Parameter(torch.ones(config.heads, 1, config.d_state)) for _ in "BC")
-        self.B_norm, self.C_norm = (RMSNorm(config.d_state, eps=config.norm_eps) for _ in "BC")
+        self.B_norm, self.C_norm = (RMSNorm(config.d_state, eps=config.bc_norm_eps) for _ in "BC")
         self.D = no_weight_decay(nn.Parameter(torch.ones(config.heads)))
         self.out_proj = nn.Linear(self.width, d_model, bias=False)
         with torch.no_grad():
@@ -175,7 +175,7 @@ def _check(config: Mamba3Config, width: int) -> int:
     check_eigenvalues("Mamba3", config.eigenvalues, DISC)
     sizes = {"d_state": config.d_state, "expand": config.expand, "groups": config.groups}
     check_sizes("Mamba3", heads=config.heads, **sizes)
-    check_eps("Mamba3", norm_eps=config.norm_eps)
+    check_eps("Mamba3", bc_norm_eps=config.bc_norm_eps)
     divide("Mamba3", width, config.heads, "heads")
     divide("Mamba3", config.heads, config.groups, "groups")
     if config.eigenvalues != "unit-circle":

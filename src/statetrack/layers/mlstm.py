@@ -12,7 +12,7 @@ from statetrack.errors import unknown_name
 from statetrack.layers.checks import divide
 from statetrack.layers.convolution import ShortConvolution
 from statetrack.layers.headwise import HeadNorm, HeadwiseLinear, round_up
-from statetrack.layers.initialisation import small_init, wang_init
+from statetrack.layers.initialisation import opposite_rows, small_init, wang_init
 from statetrack.layers.mixer import Mixer
 from statetrack.layers.precision import at_least_float32
 from statetrack.ops.checks import check_eigenvalues
@@ -20,7 +20,6 @@ from statetrack.ops.gated_linear_attention import gated_linear_attention
 from statetrack.ops.mlstm import MLSTMCell, mlstm
 
 BIASES = ("linspace", "standard")
-FORGET_BIAS = {"[0,1]": (3, 6), "[-1,1]": (3, 6)}
 
 
 @dataclass(frozen=True)
@@ -96,12 +95,22 @@ class MLSTM(Mixer):
         for linear in (self.to_up, self.to_q, self.to_k, self.to_v):
             small_init(linear.weight, d_model)
         wang_init(self.to_out.weight, d_model, layers)
+        self._initialise_gates()
+
+    @torch.no_grad()
+    def _initialise_gates(self) -> None:
+        """As in the xlstm package; gates that may have a sign start in the middle, and depend on the input."""
+        signed = self.config.eigenvalues == "[-1,1]"
         nn.init.zeros_(self.to_i.weight)
         nn.init.zeros_(self.to_f.weight)
-        if config.bias_init == "linspace":
+        if self.config.bias_init == "linspace":
             nn.init.normal_(self.to_i.bias, std=0.1)
-            with torch.no_grad():
-                self.to_f.bias.copy_(torch.linspace(*FORGET_BIAS[config.eigenvalues], config.heads))
+            ends = (-1, 1) if signed else (3, 6)
+            self.to_f.bias.copy_(torch.linspace(*ends, self.heads))
+        if signed:
+            # q, k and v have a variance of about 1 / width: logits of order 1
+            nn.init.normal_(self.to_f.weight)
+            opposite_rows(self.to_f.weight, factor=1.0)
 
     def forward(
         self, x: Tensor, state: MLSTMState | MLSTMSigmoidState | None = None
