@@ -126,12 +126,12 @@ class Mamba3(Mixer):
         (B, T, H); the gates and angles as the op takes them.
         """
         z, u, B, C, dt, A, trapezoid, angle = self.in_proj(x).split(self.parts, dim=-1)
+        delta, rate = self._steps_and_rates(dt, A)
         u = u.unflatten(-1, (self.heads, -1))
         B = self._per_head(B, self.B_norm, self.B_bias)
         C = self._per_head(C, self.C_norm, self.C_bias)
-        delta = F.softplus(at_least_float32(dt) + self.dt_bias)
         share = torch.sigmoid(at_least_float32(trapezoid))
-        gates = self._gates(delta, A, angle)
+        gates = self._gates(delta, rate, angle)
         return z, u, B, C, share * delta, (1 - share) * delta, gates
 
     def _per_head(self, B: Tensor, norm: RMSNorm, bias: Tensor) -> Tensor:
@@ -142,9 +142,19 @@ class Mamba3(Mixer):
         # in mamba-ssm channels 2 i and 2 i + 1 are a pair, in our op i and i + N/2
         return B.unflatten(-1, (-1, 2)).mT.flatten(-2) if self.angles else B
 
-    def _gates(self, delta: Tensor, A: Tensor, angle: Tensor) -> dict[str, Tensor]:
+    def _steps_and_rates(self, dt: Tensor, A: Tensor) -> tuple[Tensor, Tensor]:
+        """The step sizes Delta and the decay rates |A|, (B, T, H)."""
+        delta = F.softplus(at_least_float32(dt) + self.dt_bias)
+        return delta, _heavy_tail(at_least_float32(A)).clamp(min=SLOWEST)
+
+    def steps_and_rates(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The step sizes Delta and the decay rates |A| of every head on x (B, T, d_model), both (B, T, H)."""
+        _, _, _, _, dt, A, *_ = self.in_proj(x).split(self.parts, dim=-1)
+        return self._steps_and_rates(dt, A)
+
+    def _gates(self, delta: Tensor, rate: Tensor, angle: Tensor) -> dict[str, Tensor]:
         """The gates (B, T, H) by their logarithm or value, and the angles (B, T, H, N/2) in "unit-circle"."""
-        g = -delta * _heavy_tail(at_least_float32(A)).clamp(min=SLOWEST)
+        g = -delta * rate
         if self.config.eigenvalues == "[-1,1]":
             return {"a": 1 + 2 * torch.expm1(g)}
         if not self.angles:
@@ -194,6 +204,11 @@ def _check(config: Mamba3Config, width: int) -> int:
 def _heavy_tail(x: Tensor) -> Tensor:
     """1 + x above 0, and 1 / (1 - x) below: positive, with a continuous derivative."""
     return x.clamp(min=0) + (1 - x.clamp(max=0)).reciprocal()
+
+
+def inverse_heavy_tail(y: Tensor) -> Tensor:
+    """x such that the decay rate of a logit x is y."""
+    return torch.where(y >= 1, y - 1, 1 - 1 / y)
 
 
 def _later(before: Tensor, packing: Packing | None) -> Tensor:
