@@ -119,8 +119,8 @@ _MODULES = {
     "errors": "UserError",
     "integrations.acceleration": "accelerate",
     "layers": "MLSTM SLSTM Attention AttentionConfig DeltaNet DeltaNetConfig MLSTMConfig Mamba Mamba3 "
-    "Mamba3Config MambaConfig Mixer MixerConfig Model ModelConfig SLSTMConfig build count_parameters extended_range model_config "
-    "register_mixer",
+    "Mamba3Config MambaConfig Mixer MixerConfig Model ModelConfig SLSTMConfig build count_parameters "
+    "extended_range model_config register_mixer",
     "lm.generate": "generate",
     "lm.models": "open_model",
     "ops.checks": "checked",

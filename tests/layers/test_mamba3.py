@@ -102,8 +102,11 @@ def test_gradients_are_those_of_the_published_steps(eigenvalues):
 
 
 def by_hand(eigenvalues, **rows):
-    """Two heads that write the token 0 once, as (1, 0), and read both channels; `rows` give, per token, the step
-    size before its softplus, A before its function, and the angle before its tanh."""
+    """Two heads that write the token 0 once, as (1, 0), and read both channels.
+
+    `rows` give, for each token, the step size before its softplus, A before its function, and the angle
+    before its tanh.
+    """
     config = Mamba3Config(eigenvalues=eigenvalues, heads=2, d_state=2, rotated=1)
     mixer = config.build(3, 1).double()
     zero, one = [0.0] * 3, [1.0] * 3
@@ -168,8 +171,14 @@ def test_the_spectrum_of_a_turning_state_lies_inside_the_unit_circle_and_off_the
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"eigenvalues": "circle"}, 'Mamba3: eigenvalues is \'circle\', expected "[0,1]", "[-1,1]" or "unit-circle"'),
-        ({"d_state": 3}, "Mamba3: d_state = 3 with rotated = 0.5 has no pairs to turn. Choose an even d_state"),
+        (
+            {"eigenvalues": "circle"},
+            'Mamba3: eigenvalues is \'circle\', expected "[0,1]", "[-1,1]" or "unit-circle"',
+        ),
+        (
+            {"d_state": 3},
+            "Mamba3: d_state = 3 with rotated = 0.5 has no pairs to turn. Choose an even d_state",
+        ),
         ({"d_state": 2}, "Mamba3: d_state = 2 with rotated = 0.5 has no pairs to turn."),
         ({"rotated": 0.3}, "Mamba3: rotated is 0.3, expected 0.5 or 1."),
         ({"heads": 3}, "Mamba3: heads = 3 does not divide 16."),

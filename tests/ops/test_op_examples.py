@@ -15,7 +15,15 @@ from statetrack import (
     slstm,
 )
 
-OPS = [delta_rule, gated_linear_attention, generalised_delta_rule, mlstm, selective_scan, short_convolution, slstm]
+OPS = [
+    delta_rule,
+    gated_linear_attention,
+    generalised_delta_rule,
+    mlstm,
+    selective_scan,
+    short_convolution,
+    slstm,
+]
 
 
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.__name__)

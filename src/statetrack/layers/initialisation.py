@@ -26,14 +26,14 @@ def log_uniform_steps(n: int, low: float = 1e-3, high: float = 0.1) -> Tensor:
 def signed_steps(A: Tensor, gate: float = 0.6) -> Tensor:
     """Biases b such that the gate 2 exp(-softplus(b) A) - 1 is `gate`, for positive decay rates A.
 
-    The steps of `log_uniform_steps` put gates at 0.8 and above, where the softplus is flat and a gate is far from
-    -1. From here both ends are near, and the state still remembers some steps.
+    The steps of `log_uniform_steps` are at most 0.1, where the softplus is flat and a gate is far from -1.
+    From here both ends are near, and the state still remembers some tokens.
     """
     return inverse_softplus(-math.log((1 + gate) / 2) / A)
 
 
 def opposite_rows(weight: Tensor, factor: float = 4.0) -> None:
-    """Scale the rows of a map to one number per head, and make every second row the opposite of the one before.
+    """Scale the rows of a map to one number per head, and make every second one the opposite of the first.
 
     Of two such heads, one flips its state on the tokens on which the other keeps it. A layer with few gates
     then has one that starts in the right direction, whatever a task asks for.

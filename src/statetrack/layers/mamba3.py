@@ -64,9 +64,9 @@ class Mamba3(Mixer):
     Shapes: x (B, T, d_model); the state S (B, H, N, P), P = expand d_model / H. Parameters have the names and
     shapes they have in mamba-ssm, so weights can be copied (its `is_outproj_norm` is False).
 
-    The two writes of a token are one: when a_t R_t comes, B_{t-1} u_{t-1}^T has the weight l_{t-1} Delta_{t-1}
-    + (1 - l_t) Delta_t. The op writes that sum at once; what this adds to the output of the same step,
-    (1 - l_{t+1}) Delta_{t+1} (B_t . C_t) u_t, is taken off again (docs/gates.md).
+    The two writes of a token are one: when a_t R_t comes, B_{t-1} u_{t-1}^T has the weight
+    l_{t-1} Delta_{t-1} + (1 - l_t) Delta_t. The op writes that sum at once; what this adds to the output of
+    the same step, (1 - l_{t+1}) Delta_{t+1} (B_t . C_t) u_t, is taken off again (docs/gates.md).
 
     >>> layer = Mamba3(Mamba3Config(heads=4), d_model=64)
     >>> y, state = layer(torch.randn(2, 16, 64))                     # B, T, d_model
@@ -122,8 +122,8 @@ class Mamba3(Mixer):
         return y, Mamba3State(S, last_B, last_u)
 
     def _controls(self, x: Tensor):
-        """z (B, T, D); u (B, T, H, P); B, C (B, T, H, N); how much is written of this token and of the one before,
-        (B, T, H); the gates and angles as the op takes them.
+        """z (B, T, D); u (B, T, H, P); B, C (B, T, H, N); the weights (B, T, H) with which this token and the
+        last one are written; the gates and angles as the op takes them.
         """
         z, u, B, C, dt, A, trapezoid, angle = self.in_proj(x).split(self.parts, dim=-1)
         delta, rate = self._steps_and_rates(dt, A)
@@ -164,10 +164,8 @@ class Mamba3(Mixer):
 
     def extra_repr(self) -> str:
         """The eigenvalue range, the heads, the states of each channel and how many pairs of them turn."""
-        turning = f", turning_pairs={self.angles}" if self.angles else ""
-        return (
-            f"eigenvalues={self.config.eigenvalues}, heads={self.heads}, d_state={self.config.d_state}{turning}"
-        )
+        shown = f"eigenvalues={self.config.eigenvalues}, heads={self.heads}, d_state={self.config.d_state}"
+        return f"{shown}, turning_pairs={self.angles}" if self.angles else shown
 
     @torch.no_grad()
     def transition_eigenvalues(self, x: Tensor, state: Mamba3State | None = None) -> Tensor:
@@ -195,8 +193,8 @@ def _check(config: Mamba3Config, width: int) -> int:
     pairs = int(config.d_state * config.rotated) // 2
     if config.d_state % 2 or pairs == 0:
         raise UserError(
-            f"Mamba3: d_state = {config.d_state} with rotated = {config.rotated} has no pairs to turn. Choose an "
-            "even d_state, at least 4, or 2 with rotated = 1."
+            f"Mamba3: d_state = {config.d_state} with rotated = {config.rotated} has no pairs to turn. "
+            "Choose an even d_state, at least 4, or 2 with rotated = 1."
         )
     return pairs
 
@@ -241,7 +239,7 @@ def _last(name: str, value: Tensor, state: Mamba3State | None, packing: Packing 
     if packing is None and value.shape[1]:
         return value[:, -1]
     sequences = len(value) if packing is None else packing.cu_seqlens.numel() - 1
-    old = value.new_zeros(sequences, *value.shape[2:]) if state is None else getattr(state, name).to(value.dtype)
+    old = value.new_zeros(sequences, *value.shape[2:]) if state is None else getattr(state, name)
     if packing is None or value.shape[1] == 0:
         return old
     cu_seqlens = packing.cu_seqlens.long()

@@ -1,4 +1,4 @@
-"""The mLSTM block of xLSTM (Beck et al. 2024): a linear RNN with a scalar forget gate per head, of either sign."""
+"""The mLSTM block of xLSTM (Beck et al. 2024): a linear RNN with one forget gate per head, of either sign."""
 
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -33,8 +33,10 @@ class MLSTMConfig:
     # initial biases of the gates. linspace: forget gate from 3 to 6 across the heads, input gate N(0, 0.1^2);
     # standard: those of nn.Linear, as the paper has them for modular arithmetic (App. E.1)
     bias_init: Literal["linspace", "standard"] = "linspace"
-    eigenvalues: Literal["[0,1]", "[-1,1]"] = added("[0,1]")  # of the forget gate: sigmoid(f), 2 sigmoid(f) - 1
-    # whether n divides the output. Without it the input gate is a sigmoid instead of an exp (Beck et al. 2025)
+    eigenvalues: Literal["[0,1]", "[-1,1]"] = added(
+        "[0,1]"
+    )  # of the forget gate: sigmoid(f), 2 sigmoid(f) - 1
+    # whether n divides the output. Without it the input gate is a sigmoid and no exp (Beck et al. 2025)
     normaliser: bool = added(True)
 
     def build(self, d_model: int, layers: int) -> "MLSTM":
@@ -67,7 +69,7 @@ class MLSTM(Mixer):
     With `eigenvalues` "[-1,1]" the gate is 2 sigmoid - 1, in (-1, 1), in C and n alike. Their sums then have
     signs and can cancel: |n . q| may fall below 1, where h stops being a mean of the values, and the sign of
     C^T q is kept, as |n . q| divides it (docs/gates.md). `normaliser=False` has none of this: h = C^T q and
-    i = sigmoid, so that nothing can overflow (mLSTMsig in Beck et al. 2025); the norm after it sets the scale.
+    i = sigmoid, so that nothing can overflow (mLSTMsig, Beck et al. 2025); the norm after it sets the scale.
 
     >>> layer = MLSTM(MLSTMConfig(heads=4), d_model=64)
     >>> y, state = layer(torch.randn(2, 16, 64))                     # B, T, d_model
@@ -99,7 +101,7 @@ class MLSTM(Mixer):
 
     @torch.no_grad()
     def _initialise_gates(self) -> None:
-        """As in the xlstm package; gates that may have a sign start in the middle, and depend on the input."""
+        """As in the xlstm package; gates that may have a sign start in the middle and depend on the input."""
         signed = self.config.eigenvalues == "[-1,1]"
         nn.init.zeros_(self.to_i.weight)
         nn.init.zeros_(self.to_f.weight)
@@ -117,16 +119,25 @@ class MLSTM(Mixer):
     ) -> tuple[Tensor, MLSTMState | MLSTMSigmoidState]:
         q, k, v, i, f, c, z, convolution = self._controls(x, state)
         if self.config.normaliser:
+            assert isinstance(state, MLSTMState | None)
             cell = None if state is None else state.cell
             signed = self.config.eigenvalues == "[-1,1]"
             h, cell = mlstm(q, k, v, i, f, signed=signed, initial_state=cell)
             after = MLSTMState(cell, convolution)
         else:
-            S = None if state is None else state.S
-            k = (torch.sigmoid(i) * k.shape[-1] ** -0.5)[..., None] * k
+            assert isinstance(state, MLSTMSigmoidState | None)
+            gates = self._gates(f)
             h, S = gated_linear_attention(
-                q, k, v, **self._gates(f), scale=1.0, initial_state=S, output_final_state=True
+                q,
+                (torch.sigmoid(i) * k.shape[-1] ** -0.5)[..., None] * k,
+                v,
+                g=gates.get("g"),
+                a=gates.get("a"),
+                scale=1.0,
+                initial_state=None if state is None else state.S,
+                output_final_state=True,
             )
+            assert S is not None
             after = MLSTMSigmoidState(S, convolution)
         h = self.norm(at_least_float32(h)) + self.skip * c
         return self.to_out((h * F.silu(z)).to(x.dtype)), after

@@ -44,9 +44,9 @@ def extended_range(
 
     "weights" keeps all weights, and every eigenvalue a becomes 2 a - 1. "function" changes those behind the
     eigenvalues so that they stay as they were on `tokens` (B, T), as nearly as weights allow: DeltaNet's
-    `to_beta` is fitted to half of each beta (a convex problem), Mamba's A is chosen such that every eigenvalue is
-    kept at the mean step size of its channel (Mamba-2: of its head), and Mamba-3's map to A by least squares.
-    Use some thousand tokens of the training data.
+    `to_beta` is fitted to half of each beta (a convex problem), Mamba's A is chosen such that every
+    eigenvalue is kept at the mean step size of its channel (Mamba-2: of its head), and Mamba-3's map to A is
+    fitted by least squares. Use some thousand tokens of the training data.
     """
     if keep not in KEEP:
         raise unknown_name("extended_range: keep", keep, KEEP)
@@ -138,7 +138,7 @@ def _halve_distance(mixer: Mamba | Mamba2, x: Tensor) -> None:
 
 @torch.no_grad()
 def _halve_distances(mixer: Mamba3, x: Tensor) -> None:
-    """Weights of the map to A, with 2 exp(d A') - 1 near exp(d A) for the d and A of every token of x (B, T, D)."""
+    """A map to A' with 2 exp(d A') - 1 near exp(d A), for the d and A of every token of x (B, T, D)."""
     x = at_least_float32(x).flatten(0, 1)
     start = sum(mixer.parts[:5])
     rows = mixer.in_proj.weight[start : start + mixer.heads]

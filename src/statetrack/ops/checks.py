@@ -174,6 +174,6 @@ def check_eigenvalues(where: str, eigenvalues: str, ranges: tuple[str, ...] = EI
     if eigenvalues not in ranges:
         names = [f'"{name}"' for name in ranges]
         raise UserError(
-            f"{where}: eigenvalues is {eigenvalues!r}, expected {', '.join(names[:-1])} or {names[-1]}, quoted "
-            "in a shell."
+            f"{where}: eigenvalues is {eigenvalues!r}, expected {', '.join(names[:-1])} or {names[-1]}, "
+            "quoted in a shell."
         )

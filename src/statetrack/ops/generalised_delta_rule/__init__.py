@@ -1,4 +1,4 @@
-"""The delta rule with two different vectors (RWKV-7, Gated DeltaNet-2), whose products of transitions can grow."""
+"""The delta rule with two different vectors (RWKV-7, Gated DeltaNet-2): products of transitions can grow."""
 
 from torch import Tensor
 
@@ -34,8 +34,8 @@ def generalised_delta_rule(
         S_t = (diag(w_t) - a_t b_t^T) S_{t-1} + k_t v_t^T        o_t = scale S_t^T q_t
 
     Warning: the state can grow without bound. With a = beta b and |b| = 1, the delta rule, the transition is
-    symmetric and no step makes a state longer while beta is in [0, 2]. With unequal vectors the eigenvalues of
-    every single transition can be in [0, 1], and products of transitions grow all the same: with RWKV-7's
+    symmetric and no step makes a state longer while beta is in [0, 2]. With unequal vectors the eigenvalues
+    of every single transition can be in [0, 1], and products of transitions grow all the same: with RWKV-7's
     vectors a = r * x, b = x, |x| = 1, rates r in [0, 1] per channel and w = 1, two alternating steps grow
     sqrt(5) / 2 = 1.118 times a token, and 1.272 with rates in [0, 2]. Decays w below 1 can make up for it;
     nothing in the op does. Theorems of this library about norms and ranges do not hold for it.
@@ -47,7 +47,7 @@ def generalised_delta_rule(
     Shapes, with time before heads: q, k, w, a, b (B, T, H, K); v (B, T, H, V); initial_state (N, H, K, V), N
     being B or, with `cu_seqlens` (N + 1 offsets, B = 1), the number of packed sequences. `scale` is K^-1/2 by
     default. Returns the outputs (B, T, H, V) in the dtype of v, and the last states (N, H, K, V) in float32
-    (float64 if q is), or None unless `output_final_state`. `backend` is "auto" or "reference", a loop in PyTorch.
+    (float64 if q is), or None unless `output_final_state`. `backend` is "auto" or "reference", a plain loop.
 
     >>> q, k, v, x = torch.randn(4, 2, 16, 4, 32).unbind()           # B, T, H, K = 2, 16, 4, 32
     >>> x, rate, w = torch.nn.functional.normalize(x, dim=-1), torch.rand_like(x), torch.ones_like(x)
@@ -59,7 +59,7 @@ def generalised_delta_rule(
     _check(named, initial_state, cu_seqlens)
     checks.check_offsets(OP, cu_seqlens, max_seqlen, q.shape[1])
     if checks.is_checked():
-        checks.check_finite(OP, **named, initial_state=initial_state)
+        checks.check_finite(OP, q=q, k=k, v=v, w=w, a=a, b=b, initial_state=initial_state)
     run = pick_backend(OP, backend, q.device, BACKENDS)
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
     o, state = run_backend(OP, run, q.device, *named.values(), initial_state, cu_seqlens, scale)

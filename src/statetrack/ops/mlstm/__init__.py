@@ -37,7 +37,7 @@ def mlstm(
 
     `signed` puts the gate a_t = 2 sigmoid(f_t) - 1 = tanh(f_t / 2), in (-1, 1), in the place of sigmoid(f_t),
     in C and in n alike. h_t stays a ratio of two sums with the same weights, but these now have signs: where
-    they cancel, |n_t . q_t| falls below 1 and h_t is no longer a mean of values, while the sign of C_t^T q_t is
+    they cancel, |n_t . q_t| falls below 1 and h_t is no longer a mean of values. The sign of C_t^T q_t is
     kept, since only the size of n_t . q_t divides it. m_t follows the sizes, log |a_t|, and is a constant for
     the gradient, which is exact at a_t = 0 too. Without a normaliser there is no m either, and the mLSTM is
     `gated_linear_attention`: docs/gates.md.

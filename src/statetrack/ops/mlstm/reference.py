@@ -70,7 +70,7 @@ def mlstm_reference(
 def log_size(f: Tensor) -> Tensor:
     """log |tanh(f / 2)|, at least log SMALLEST: the decay of the stabiliser m under a signed gate.
 
-    A constant for the gradient. m cancels in h, and at f = 0, where training may carry a gate through zero, the
+    A constant for the gradient. m cancels in h, and at f = 0, through which training may carry a gate, the
     logarithm has no derivative; the gate itself has.
     """
     return torch.tanh(f.detach() / 2).abs().clamp(min=SMALLEST).log()
