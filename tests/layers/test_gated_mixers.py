@@ -1,4 +1,4 @@
-"""GLA, Mamba-2 and HGRN2: against formulas of others, and what the range of their gates lets them learn."""
+"""Mixers with gates of either sign: against formulas of others, and what the range lets them learn."""
 
 import pytest
 import torch
@@ -103,6 +103,26 @@ def accuracy_on_longer_words(name, eigenvalues, steps=120, length=32, lr=1e-2):
 def test_parity_is_learned_with_signed_gates_and_not_without(name):
     assert accuracy_on_longer_words(name, "[-1,1]") > 0.95
     assert accuracy_on_longer_words(name, "[0,1]") < 0.6
+
+
+@pytest.mark.parametrize("name", ["mamba2", "mamba3", "mlstm"])
+def test_parity_is_learned_by_one_gate_per_head_too(name):
+    """Two gates in all; what the Mambas do in [0,1] is in the tests with weights set by hand."""
+    assert accuracy_on_longer_words(name, "[-1,1]") > 0.95
+
+
+@pytest.mark.parametrize("name", ["mamba2", "mamba3"])
+def test_signed_gates_start_away_from_both_ends_and_move_in_opposite_directions(name):
+    """The map to the steps, head by head: rows 0 and 1 are opposite, and a logit of 0 is a gate of 0.6."""
+    torch.manual_seed(0)
+    mixer = build(name, vocab_size=2, d_model=32, heads=5, expand=5, eigenvalues="[-1,1]").blocks[0].mixer
+    gates = mixer.transition_eigenvalues(torch.zeros(1, 1, 32))
+    torch.testing.assert_close(gates, torch.full_like(gates, 0.6))
+    if name == "mamba2":
+        rows = mixer.in_proj.weight[-5:]
+        torch.testing.assert_close(rows[1:4:2], -rows[0:3:2])
+        assert rows.abs().max() <= 4 / 32**0.5
+        assert rows.abs().max() > 3 / 32**0.5
 
 
 def parity_by_hand(eigenvalues):

@@ -12,6 +12,8 @@ MODELS = {
     "gated": ("gated-deltanet", {"householders": 2}),
     "kda": ("kda", {}),
     "mamba": ("mamba", {}),
+    "mamba2": ("mamba2", {}),
+    "mamba3": ("mamba3", {}),
     "hybrid": ("deltanet", {"attention_every": 2, "tied": True}),
 }
 
@@ -32,7 +34,7 @@ def spectra(model):
     return torch.cat([s.flatten() for s in model.transition_eigenvalues(TOKENS) if s is not None])
 
 
-@pytest.mark.parametrize("case", ["deltanet", "mamba", "hybrid"])
+@pytest.mark.parametrize("case", ["deltanet", "mamba", "mamba3", "hybrid"])
 def test_the_same_weights_have_eigenvalues_twice_as_far_from_one(case):
     model = narrow(case)
     extended = extended_range(model)

@@ -3,7 +3,7 @@
 Both extensions of Table 2 (tab:eigenvalue_range) put 2 a - 1 in the place of an eigenvalue a in [0,1]:
 
     DeltaNet    1 - beta, beta = sigmoid(z)      becomes    1 - 2 sigmoid(z)      (KDA too)
-    Mamba       exp(delta A)                     becomes    2 exp(delta A) - 1
+    Mamba       exp(delta A)                     becomes    2 exp(delta A) - 1    (Mamba-2 and Mamba-3 too)
 
 So with the same weights the distance to 1 doubles: what was kept (1) is kept, what faded by a tenth (0.9)
 fades by a fifth (0.8), what was forgotten in one step (0) now flips its sign (-1), and DeltaNet writes twice
@@ -24,6 +24,8 @@ from statetrack.errors import UserError, unknown_name
 from statetrack.layers.deltanet import DeltaNet
 from statetrack.layers.kda import KDA
 from statetrack.layers.mamba import Mamba
+from statetrack.layers.mamba2 import Mamba2
+from statetrack.layers.mamba3 import Mamba3, inverse_heavy_tail
 from statetrack.layers.model import Model
 from statetrack.layers.precision import at_least_float32
 from statetrack.layers.presets import with_mixer_options
@@ -43,8 +45,9 @@ def extended_range(
 
     "weights" keeps all weights, and every eigenvalue a becomes 2 a - 1. "function" changes those behind the
     eigenvalues so that they stay as they were on `tokens` (B, T), as nearly as weights allow: DeltaNet's
-    `to_beta` is fitted to half of each beta (a convex problem), and Mamba's A is chosen such that every
-    eigenvalue is kept at the mean step size of its channel. Use some thousand tokens of the training data.
+    `to_beta` is fitted to half of each beta (a convex problem), Mamba's A is chosen such that every
+    eigenvalue is kept at the mean step size of its channel (Mamba-2: of its head), and Mamba-3's map to A is
+    fitted by least squares. Use some thousand tokens of the training data.
     """
     if keep not in KEEP:
         raise unknown_name("extended_range: keep", keep, KEEP)
@@ -96,10 +99,12 @@ def _refit(mixer: nn.Module) -> Callable[[Any, Tensor], None]:
                 'beta="sigmoid". Use keep="weights".'
             )
         return _halve_beta
-    if isinstance(mixer, Mamba):
+    if isinstance(mixer, Mamba | Mamba2):
         return _halve_distance
+    if isinstance(mixer, Mamba3):
+        return _halve_distances
     raise UserError(
-        f"extended_range: {type(mixer).__name__} cannot keep its function, expected DeltaNet, KDA or Mamba. "
+        f"extended_range: {type(mixer).__name__} cannot keep its function, expected DeltaNet, KDA or a Mamba. "
         'Use keep="weights".'
     )
 
@@ -125,11 +130,32 @@ def _halve_beta(mixer: DeltaNet | KDA, x: Tensor) -> None:
 
 
 @torch.no_grad()
-def _halve_distance(mixer: Mamba, x: Tensor) -> None:
-    """A' with 2 exp(d A') - 1 = exp(d A) at the mean step size d of each channel on x (B, T, D)."""
-    _, _, delta, bias, *_ = mixer._controls(x, None)  # delta (B, D, T) before the softplus
-    delta = at_least_float32(delta) if bias is None else at_least_float32(delta) + bias[:, None]
-    step = F.softplus(delta).mean((0, 2))[:, None]
-    A = -at_least_float32(mixer.A_log).exp()
-    new = torch.log1p(torch.expm1(step * A) / 2) / step
-    mixer.A_log.copy_((-new).log())
+def _halve_distance(mixer: Mamba | Mamba2, x: Tensor) -> None:
+    """A' with 2 exp(d A') - 1 = exp(d A) at the mean step size d of each channel or head on x (B, T, D)."""
+    if isinstance(mixer, Mamba2):
+        *_, steps, _ = mixer._controls(x, None)
+        step = steps.mean((0, 1))
+    else:
+        _, _, delta, bias, *_ = mixer._controls(x, None)  # delta (B, D, T) before the softplus
+        delta = at_least_float32(delta) if bias is None else at_least_float32(delta) + bias[:, None]
+        step = F.softplus(delta).mean((0, 2))[:, None]
+    mixer.A_log.copy_(_half_as_far(step, at_least_float32(mixer.A_log).exp()).log())
+
+
+@torch.no_grad()
+def _halve_distances(mixer: Mamba3, x: Tensor) -> None:
+    """A map to A' with 2 exp(d A') - 1 near exp(d A), for the d and A of every token of x (B, T, D)."""
+    x = at_least_float32(x).flatten(0, 1)
+    start = sum(mixer.parts[:5])
+    rows = mixer.in_proj.weight[start : start + mixer.heads]
+    old = at_least_float32(rows)
+    step, rate = mixer.steps_and_rates(x[None])
+    target = inverse_heavy_tail(_half_as_far(step, rate)[0]) - x @ old.T
+    # least squares; with RIDGE the weights stay where no token says anything
+    gram = x.T @ x / len(x) + RIDGE * torch.eye(x.shape[1], device=x.device, dtype=x.dtype)
+    rows.copy_(old + torch.linalg.solve(gram, x.T @ target / len(x)).T)
+
+
+def _half_as_far(step: Tensor, rate: Tensor) -> Tensor:
+    """The rate r' with 2 exp(-step r') - 1 = exp(-step r)."""
+    return -torch.log1p(torch.expm1(-step * rate) / 2) / step

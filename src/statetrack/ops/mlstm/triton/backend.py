@@ -18,8 +18,10 @@ LONGEST = 64  # steps: a program holds all pairs of them
 WIDEST = 128  # of keys and values
 
 
-def refuses(q: Tensor, v: Tensor, state: MLSTMCell | None) -> str | None:
+def refuses(q: Tensor, v: Tensor, state: MLSTMCell | None, signed: bool) -> str | None:
     """Why the kernels cannot take these inputs, or None."""
+    if signed:
+        return "the gates have signs"
     if q.shape[1] > LONGEST:
         return f"there are {q.shape[1]} steps, more than {LONGEST}"
     if max(q.shape[-1], v.shape[-1]) > WIDEST:
@@ -32,10 +34,17 @@ def refuses(q: Tensor, v: Tensor, state: MLSTMCell | None) -> str | None:
 
 
 def mlstm_triton(
-    q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, state: MLSTMCell | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    i: Tensor,
+    f: Tensor,
+    state: MLSTMCell | None = None,
+    signed: bool = False,
 ) -> tuple[Tensor, MLSTMCell]:
-    """Same arguments and results as `mlstm_reference`, without a state that enters."""
+    """Same arguments and results as `mlstm_reference`, without a state that enters and without signs."""
     assert state is None  # see `refuses`
+    assert not signed
     if not _exact_in_bfloat16(q, k, v):
         q, k, v = q.float(), k.float(), v.float()
     inputs = [x.contiguous() for x in (q, k, v, i, f)]
