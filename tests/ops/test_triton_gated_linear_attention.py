@@ -41,10 +41,11 @@ def assert_is_the_loop(exact, tolerance=2e-5, **options):
     assert_near(with_gradients(rounded(exact), "triton", **options), expected, tolerance)
 
 
-@pytest.mark.parametrize(("T", "K", "V", "H"), [(1, 4, 3, 2), (16, 16, 20, 1), (37, 40, 40, 1)])
+@pytest.mark.parametrize("shape", [(1, 2, 1, 4, 3), (15, 1, 2, 16, 20), (18, 1, 1, 40, 20)])
 @pytest.mark.parametrize("kind", KINDS)
-def test_kernels_are_the_loop_with_all_gradients(kind, T, K, V, H):
-    assert_is_the_loop(random_inputs(T, kind, B=H, H=H, K=K, V=V))
+def test_kernels_are_the_loop_with_all_gradients(kind, shape):
+    T, B, H, K, V = shape
+    assert_is_the_loop(random_inputs(T, kind, B=B, H=H, K=K, V=V))
 
 
 SIZES = {
@@ -76,22 +77,6 @@ def test_a_gate_of_zero_cuts_what_came_before_exactly(kind):
     assert torch.equal(state, changed_state)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_gradient_does_not_jump_where_a_gate_changes_its_sign(kind):
-    def gradient(value):
-        exact = few(12, kind)
-        with torch.no_grad():
-            exact[3][:, 7] = value
-        q, k, v, a, *_ = rounded(exact)
-        o, _ = run([q, k, v, a, None, None], "triton")
-        return torch.autograd.grad(o.square().sum(), a)[0]
-
-    at_zero = gradient(0.0)
-    assert at_zero[:, 7].abs().min() > 1e-6
-    for value in (-1e-9, 1e-14):
-        torch.testing.assert_close(gradient(value), at_zero, rtol=1e-4, atol=1e-4)
-
-
 @pytest.mark.parametrize("signed", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_logarithms_with_and_without_signs_have_finite_gradients_at_zero(kind, signed):
@@ -116,22 +101,21 @@ def test_logarithms_with_and_without_signs_have_finite_gradients_at_zero(kind, s
     assert_near(results[1], results[0])
 
 
-@pytest.mark.parametrize("kind", ["channel turned", "head"])
-def test_packed_sequences_come_out_as_in_the_loop(kind):
+def test_packed_sequences_come_out_as_in_the_loop():
     bounds = torch.tensor([0, 5, 5, 39, 40, 40])
-    assert_is_the_loop(few(40, kind, N=5), cu_seqlens=bounds, max_seqlen=40)
+    assert_is_the_loop(few(40, "channel turned", N=5), cu_seqlens=bounds, max_seqlen=40)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_decoding_continues_a_prefill(kind):
     inputs = detached(few(20, kind))
-    expected, last = run(inputs, "triton")
+    expected = run(detached(inputs, torch.float64), "reference")
     o, S = run([None if x is None else x[:, :18] for x in inputs[:5]] + [inputs[5]], "triton")
     outputs = [o]
     for t in (18, 19):
         o, S = run([None if x is None else x[:, t : t + 1] for x in inputs[:5]] + [S], "triton")
         outputs.append(o)
-    assert_near([torch.cat(outputs, dim=1), S], [expected, last], 1e-6)
+    assert_near([torch.cat(outputs, dim=1), S], expected)
 
 
 @pytest.mark.parametrize("kind", ["channel", "head turned"])
@@ -153,17 +137,17 @@ def test_a_decoded_step_is_one_launch_and_is_the_loop(kind, monkeypatch):
 
 
 def test_near_the_border_float32_stays_within_a_ten_thousandth():
-    exact = few(70)
+    exact = few(64)
     with torch.no_grad():
         a = exact[3]
         a.copy_((0.99 + 0.01 * a.abs()) * torch.where(a < 0, -1, 1))
     # what the float64 loop is given is what float32 holds
-    assert_is_the_loop([x.requires_grad_() for x in detached(rounded(exact)[:4], torch.float64)] + [None, None], 1e-4)
+    assert_is_the_loop(rounded(rounded(exact), torch.float64), 1e-4)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_comes_back_in_its_dtype_with_a_float32_state(dtype):
-    inputs = rounded(few(20), dtype)
+@pytest.mark.parametrize(("kind", "dtype"), [("channel", torch.float16), ("head", torch.bfloat16)])
+def test_half_precision_comes_back_in_its_dtype_with_a_float32_state(kind, dtype):
+    inputs = rounded(few(12, kind), dtype)
     o, S, *gradients = with_gradients(inputs, "triton")
     assert (o.dtype, S.dtype) == (dtype, torch.float32)
     assert {x.dtype for x in gradients} == {dtype}
@@ -179,19 +163,14 @@ def test_chunks_and_slices_of_a_bfloat16_plan_are_the_loop(kind, monkeypatch):
         return dataclasses.replace(make_plan.__wrapped__(K, V, steps, torch.bfloat16), bf16=False)
 
     monkeypatch.setattr(launches, "make_plan", plan)
-    assert plan(80, 70, 70, None).C == 64
-    assert_is_the_loop(few(70, kind, K=80, V=70))
+    assert plan(80, 70, 40, None).C == 64
+    assert_is_the_loop(few(40, kind, K=80, V=70))
 
 
-def given_to_the_ops(kind, packed):
-    q, k, v, a, _, S = detached(few(20, kind, N=2 if packed else 1))
-    return (q, k, v, a, None, S, torch.tensor([0, 7, 20]) if packed else None)
-
-
-@pytest.mark.parametrize(("kind", "packed"), [("channel", False), ("head", True)])
-def test_the_ops_describe_their_results(kind, packed):
+def test_the_ops_describe_their_results():
     """Fake and real implementations agree in shape, dtype and strides, so torch.compile can trust them."""
-    inputs, utilities = given_to_the_ops(kind, packed), ("test_schema", "test_faketensor")
+    q, k, v, a, _, S = detached(few(8, N=2))
+    inputs, utilities = (q, k, v, a, None, S, torch.tensor([0, 3, 8])), ("test_schema", "test_faketensor")
     op = torch.ops.statetrack.gated_linear_attention_forward.default
     torch.library.opcheck(op, (*inputs, False, 0.5, True), test_utils=utilities)
     o, state, *saved = op(*inputs, False, 0.5, True)
@@ -201,25 +180,24 @@ def test_the_ops_describe_their_results(kind, packed):
 
 # dynamo itself makes an instance of every autograd function it traces
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
-def test_torch_compile_takes_the_ops_into_one_graph():
-    inputs, bounds = rounded(few(20, "head turned", N=2)), torch.tensor([0, 13, 20])
+def test_torch_compile_takes_the_ops_into_one_graph_with_packed_sequences_and_rotations():
+    exact, bounds = few(20, "head turned", N=2), torch.tensor([0, 3, 20])
 
     def op(q, k, v, a, angle, S):
         return run([q, k, v, a, angle, S], "triton", cu_seqlens=bounds)
 
-    results = []
-    for function in (op, torch.compile(op, fullgraph=True, backend="aot_eager")):
-        o, S = function(*inputs)
-        results.append([o, S, *torch.autograd.grad(o.square().sum() + S.sum(), inputs)])
-    for x, y in zip(*results, strict=True):
-        torch.testing.assert_close(x, y)
+    inputs = rounded(exact)
+    o, S = torch.compile(op, fullgraph=True, backend="aot_eager")(*inputs)
+    loss = (o * torch.arange(o.numel()).view(o.shape).cos()).sum() + S.sin().sum()
+    expected = with_gradients(exact, "reference", cu_seqlens=bounds)
+    assert_near([o, S, *torch.autograd.grad(loss, inputs)], expected)
 
 
 @pytest.mark.parametrize("name", ["gla", "mamba2", "hgrn2"])
 def test_mixers_run_on_the_kernels_as_on_the_loop(name, monkeypatch):
     torch.manual_seed(0)
-    model = Model(model_config(name, d_model=16, layers=1, eigenvalues="[-1,1]"), 4, 5)
-    tokens, results = torch.randint(4, (1, 20)), []
+    model = Model(model_config(name, d_model=16, layers=1, heads=1, eigenvalues="[-1,1]"), 4, 5)
+    tokens, results = torch.randint(4, (1, 5)), []
     for backend in ("triton", "reference"):
         monkeypatch.setenv("STATETRACK_BACKEND", backend)
         logits, _ = model(tokens)

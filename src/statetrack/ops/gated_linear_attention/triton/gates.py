@@ -16,6 +16,8 @@ from statetrack.ops.delta_rule.triton.tiles import chunk_rows
 
 ZERO = tl.constexpr(40.0)
 CUT = tl.constexpr(39.0)  # less than ZERO by more than the rounding error of L
+FACTOR = tl.constexpr(2.0**64)  # of negative sums in memory
+SMALLEST = tl.constexpr(2.0**-40)  # negative sums of less than this are stored as 0
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 
@@ -82,10 +84,22 @@ def load_end(L, row, columns, K: tl.constexpr):
 
 
 @triton.jit
+def encoded(L, c):
+    """L and the cumulated signs as one number: its size is L, its sign bit is set where c is -1.
+
+    L < 0, of gates beyond 1, is stored as 2^64 times its size. No sum that is not negative is that large.
+    """
+    size = tl.where(L < -SMALLEST, L * -FACTOR, tl.where(L < 0.0, 0.0, L))
+    bits = tl.where(c < 0.0, -2147483648, 0).to(tl.int32)
+    return (size.to(tl.int32, bitcast=True) | bits).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def decoded(x):
-    """L and the cumulated signs from one number for both: the last bit of L is set where c is -1."""
-    bits = x.to(tl.int32, bitcast=True)
-    return (bits & -2).to(tl.float32, bitcast=True), tl.where((bits & 1) == 1, -1.0, 1.0)
+    """L and c from what `encoded` gave; NaN stays."""
+    size = tl.abs(x)
+    L = tl.where(size > SMALLEST * FACTOR, size * (-1.0 / FACTOR), size)
+    return L, tl.where(x.to(tl.int32, bitcast=True) < 0, -1.0, 1.0)
 
 
 @triton.jit
@@ -93,7 +107,7 @@ def cumulate_kernel(
     gate, sign, L, kept, chunk_table, T, H,
     K: tl.constexpr, BK: tl.constexpr, C: tl.constexpr, GATE: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """L of gates per channel (B, T, H, K), last bit set where c is -1; P_C of every chunk, (chunks, H, K).
+    """L and c of gates per channel in one (B, T, H, K); P_C of every chunk, (chunks, H, K).
 
     A program has a chunk of one head and BK channels.
     """
@@ -107,8 +121,7 @@ def cumulate_kernel(
     offsets = (first * H + h) * K + ic[:, None] * (H * K) + ik[None, :]
     l, negative = load_gates(gate, sign, offsets, inside, GATE)
     L_c, c = cumulated(l, negative)
-    bits = (L_c.to(tl.int32, bitcast=True) & -2) | (c < 0.0).to(tl.int32)
-    tl.store(L + offsets, bits.to(tl.float32, bitcast=True), mask=inside)
+    tl.store(L + offsets, encoded(L_c, c), mask=inside)
     _, P = product(L_c)
     # rows beyond the last have gates of 1, so that the last row of the tile is the end of the chunk
     end = tl.sum(tl.where((ic == C - 1)[:, None], P * c, 0.0), axis=0)
