@@ -1,8 +1,8 @@
 """Gates in the kernels: sizes as logarithms, signs folded into queries and keys, zeros kept apart.
 
-A gate a is held as l = -log2 |a|, at most ZERO, and L_t = l_1 + ... + l_t from the chunk's start. A product of
-gates from s + 1 to t is 2^(L_s - L_t) c_s c_t with the cumulated signs c. Gates of at most 2^-ZERO = 1e-12 in
-size have l = ZERO, and a product below 2^-CUT is 0: so a gate of 0 cuts exactly what came before it. Gates
+A gate a is held as l = -log2 |a|, at most ZERO, and L_t = l_1 + ... + l_t from the chunk's start. A product
+of gates from s + 1 to t is 2^(L_s - L_t) c_s c_t with the cumulated signs c. Gates of at most 2^-ZERO = 1e-12
+in size have l = ZERO, and a product below 2^-CUT is 0: so a gate of 0 cuts exactly what came before it. Gates
 beyond 1 in size have l < 0: where they double a state within a chunk, a cut leaves 2^-ZERO times as much.
 
 The gradient with respect to l_j sums terms that each contain a_j, taken before that cut, so that dividing the
