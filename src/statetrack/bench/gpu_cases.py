@@ -202,10 +202,10 @@ class GpuGatedAttention:
         (q, k, v, gates), do = self._inputs()
         gate = gates * (1 - 2 * (gates < 0.96).float()) if self.signed else gates.log()
         inputs = [x.requires_grad_() for x in (q, k, v, gate)]
-        name = "a" if self.signed else "g"
+        g, a = (None, gate) if self.signed else (gate, None)
 
         def work() -> None:
-            o, _ = gated_linear_attention(q, k, v, **{name: gate})
+            o, _ = gated_linear_attention(q, k, v, g, a=a)
             torch.autograd.grad(o, inputs, do)
 
         return work
