@@ -41,4 +41,7 @@ def test_first_calls_are_told_only_from_an_empty_cache(cold, monkeypatch, capsys
     assert all(row.get("first_ratio") == (4.0 if cold else None) for row in rows)
     assert all(row["called_ratio"] == row["graph_ratio"] == 4.0 for row in kept[-1]["ops"])
     assert all(row["ratio"] == 4.0 for row in kept[-1]["steps"])
+    costs = {row["case"]: row["sign_cost"] for row in kept[-1]["ops"] if "sign_cost" in row}
+    assert set(costs) == {row["case"] for row in kept[-1]["ops"] if "[-1,1]" in row["case"]}
+    assert set(costs.values()) == {1.0}
     assert ("first call of a shape" in capsys.readouterr().out) == cold

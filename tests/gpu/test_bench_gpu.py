@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from statetrack.bench import gpu_report
-from statetrack.bench.gpu_cases import GpuDeltaRule, GpuSelectiveScan
+from statetrack.bench.gpu_cases import GpuDeltaRule, GpuGatedAttention, GpuSelectiveScan
 from statetrack.commands.bench import BenchOptions, bench
 
 pytestmark = pytest.mark.gpu
@@ -15,6 +15,7 @@ pytestmark = pytest.mark.gpu
 def test_every_op_is_timed_beside_its_floor(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))  # which `cold` sets: to be put back
     cases = [GpuDeltaRule(2, 20, 2, 32), GpuSelectiveScan(2, 20, 32, 4, torch.bfloat16)]
+    cases += [GpuGatedAttention(1, 20, 2, 32, per_head, signed=True) for per_head in (False, True)]
     monkeypatch.setattr(gpu_report, "GPU_CASES", cases)
     monkeypatch.setattr(gpu_report, "GPU_STEPS", gpu_report.GPU_STEPS[:1])
     bench(BenchOptions(peers=False, cold=True, json=tmp_path / "bench.json"))

@@ -38,6 +38,8 @@ def random_inputs(B, T, H, K, V, kind, gates="signed", sequences=None):
         a[torch.rand(a.shape, device="cuda") < 0.02] = 0
     elif gates == "tiny":
         a[:, T // 4 : 3 * T // 4] = 1e-8
+    elif gates == "beyond one":
+        a = torch.where(a < 0, -1.005, 1.005) + 0.001 * a
     return q, k, torch.randn(B, T, H, V, **like), a, torch.randn(sequences or B, H, K, V, **like)
 
 
@@ -84,9 +86,9 @@ def test_matches_the_loop_in_float64(kind, shape, dtype):
 
 
 @pytest.mark.parametrize("dtype", LIMITS)
-@pytest.mark.parametrize("gates", ["zeros", "tiny"])
+@pytest.mark.parametrize("gates", ["zeros", "tiny", "beyond one"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_zeros_and_tiny_gates_lose_nothing(kind, gates, dtype):
+def test_zeros_tiny_gates_and_gates_beyond_one_lose_nothing(kind, gates, dtype):
     assert_small(errors(random_inputs(2, 200, 2, 128, 64, kind, gates), dtype), LIMITS[dtype])
 
 

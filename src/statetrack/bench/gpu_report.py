@@ -49,6 +49,7 @@ def gpu_report(
         if chosen(case.name):
             report["ops"].append(_op(case, ceilings, peers, cold))
             keep(report)
+    _sign_costs(report["ops"])
     print(f"\n{'training step':<44}{'ours':>9}{'peer':>9}{'ratio':>8}{'floor':>10}   (ms)")
     for step in GPU_STEPS:
         if chosen(step.name):
@@ -78,6 +79,20 @@ def _op(case: GpuCase, ceilings: Ceilings, peers: bool, cold: bool) -> dict[str,
     text = "".join(_cell(row.get(name), width) for name, width in cells)
     print(f"{case.name:<44}{text}{row['ours_graph_ms'] / row['floor_ms']:>9.1f}", flush=True)
     return row
+
+
+def _sign_costs(rows: list[dict[str, Any]]) -> None:
+    """Add to the rows of gates in [-1,1], and print, their times as a multiple of the same with [0,1]."""
+    by_name = {row["case"]: row for row in rows}
+    pairs = [
+        (row, by_name.get(row["case"].replace("[-1,1]", "[0,1]"))) for row in rows if "[-1,1]" in row["case"]
+    ]
+    if any(unsigned for _, unsigned in pairs):
+        print("\nours in [-1,1], as a multiple of its time in [0,1]:")
+    for signed, unsigned in pairs:
+        if unsigned:
+            signed["sign_cost"] = signed["ours_graph_ms"] / unsigned["ours_graph_ms"]
+            print(f"  {signed['case']:<42}{signed['sign_cost']:>9.2f}x")
 
 
 def _step(step: GpuTrainingStep, ceilings: Ceilings, peers: bool, cold: bool) -> dict[str, Any]:

@@ -104,7 +104,7 @@ def _refit(mixer: nn.Module) -> Callable[[Any, Tensor], None]:
     if isinstance(mixer, Mamba3):
         return _halve_distances
     raise UserError(
-        f"extended_range: {type(mixer).__name__} cannot keep its function, expected DeltaNet, KDA or a Mamba. "
+        f"extended_range: {type(mixer).__name__} cannot keep its function, expected DeltaNet, KDA, a Mamba. "
         'Use keep="weights".'
     )
 

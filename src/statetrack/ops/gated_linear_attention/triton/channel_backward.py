@@ -119,8 +119,8 @@ def gradients_kernel(
         dK = dot_out(v_c, tl.trans(D), dK, BF16, OUT)
         dP_C += tl.sum(S.to(tl.float32) * D.to(tl.float32), axis=1)
     last = tl.minimum(ic, rows - 1) * (H * K)
-    encoded = tl.load(L + base + last[:, None] + ik[None, :], mask=(ik < K)[None, :], other=0.0)
-    L_c, c = decoded(encoded)
+    L_and_c = tl.load(L + base + last[:, None] + ik[None, :], mask=(ik < K)[None, :], other=0.0)
+    L_c, c = decoded(L_and_c)
     L_end, c_end = load_end(L + base, (rows - 1) * (H * K), ik, K)
     q_c = load_tile(q + base, ic * (H * K), ik, valid, K, BK, False) * (c * scale)
     k_c = load_tile(k + base, ic * (H * K), ik, valid, K, BK, False) * c
@@ -138,7 +138,7 @@ def gradients_kernel(
     dA_c = tl.load(dA + slot * C * C + i * C + j)
     for level in tl.range(0, LEVELS, num_stages=1, disable_licm=True):  # unrolled, it would spill
         # q, k, L and c are loaded or decoded again: kept, they would not fit in the registers
-        L_c, c = decoded(encoded)
+        L_c, c = decoded(L_and_c)
         second, W_whole, W = level_decay(L_c, L + base, ic, ik, rows, H * K, level, K, BK)
         row = tl.where(second, q + base + ic * (H * K), k + base + ic * (H * K))
         x = tl.load(row[:, None] + ik[None, :], mask=valid[:, None] & (ik < K)[None, :], other=0.0)
@@ -150,7 +150,7 @@ def gradients_kernel(
         if GATE == "value":
             between = ((i >> level) == (j >> level)) & (((i >> level) & 1 == 1) == (j >= i))
             dl = dot_out(tl.where(between, 1.0, 0.0), x * W_whole * Z, dl, BF16, OUT)
-    _, c = decoded(encoded)
+    _, c = decoded(L_and_c)
     if GATE != "value":
         q_c = load_tile(q + base, ic * (H * K), ik, valid, K, BK, False) * (c * scale)
         k_c = load_tile(k + base, ic * (H * K), ik, valid, K, BK, False) * c

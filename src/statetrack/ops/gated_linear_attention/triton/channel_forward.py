@@ -6,8 +6,9 @@
     outputs    O = q_in S + A V
 
 A is built from pairs of neighbouring blocks of m = 1, 2, 4, ... steps. With r the last step of the first
-block of a pair, and x_t = q_t in second and k_t in first blocks, y_t = x_t 2^-|L_t - L_r|, the pairs' corners
-of Y Y^T are those of A: one product for all pairs of a level, no exponent above 0, and nothing divided.
+block of a pair, and x_t = q_t in second and k_t in first blocks, y_t = x_t times the product of the gates
+between t and r, the pairs' corners of Y Y^T are those of A: one product for all pairs of a level, every
+factor a product of gates, and nothing divided.
 
 Signs are folded: q_t and k_t are multiplied by c_t. q_in and A contain the scale. Grids: a program per
 (chunk, head). `slot` is the place of a (chunk, head) in A and in the states.
@@ -42,7 +43,8 @@ def level_decay(L_c, L, ic, ik, rows, HK, level, K: tl.constexpr, BK: tl.constex
     second = ((ic >> level) & 1) == 1
     r = ((ic >> (level + 1)) << (level + 1)) + (1 << level) - 1
     L_r, _ = load_cumulated(L, tl.minimum(r, rows - 1) * HK, ik, K, BK)
-    whole, cut = product(tl.abs(L_c - L_r))
+    between = L_c - L_r
+    whole, cut = product(tl.where(second[:, None], between, -between))
     return second, whole, cut
 
 

@@ -1,8 +1,9 @@
 """Gates in the kernels: sizes as logarithms, signs folded into queries and keys, zeros kept apart.
 
-A gate a is held as l = -log2 |a| in [0, ZERO], and L_t = l_1 + ... + l_t from the chunk's start. A product of
-gates from s + 1 to t is 2^(L_s - L_t) c_s c_t with the cumulated signs c. Gates of at most 2^-ZERO = 1e-12 in
-size have l = ZERO, and a product below 2^-CUT is 0: so a gate of 0 cuts exactly what came before it.
+A gate a is held as l = -log2 |a|, at most ZERO, and L_t = l_1 + ... + l_t from the chunk's start. A product
+of gates from s + 1 to t is 2^(L_s - L_t) c_s c_t with the cumulated signs c. Gates of at most 2^-ZERO = 1e-12
+in size have l = ZERO, and a product below 2^-CUT is 0: so a gate of 0 cuts exactly what came before it. Gates
+beyond 1 in size have l < 0: where they double a state within a chunk, a cut leaves 2^-ZERO times as much.
 
 The gradient with respect to l_j sums terms that each contain a_j, taken before that cut, so that dividing the
 sum by a_j is well-conditioned, and right at a_j = 0: there 2^-ZERO is divided by itself.
@@ -15,6 +16,8 @@ from statetrack.ops.delta_rule.triton.tiles import chunk_rows
 
 ZERO = tl.constexpr(40.0)
 CUT = tl.constexpr(39.0)  # less than ZERO by more than the rounding error of L
+FACTOR = tl.constexpr(2.0**64)  # of negative sums in memory
+SMALLEST = tl.constexpr(2.0**-40)  # negative sums of less than this are stored as 0
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 
@@ -22,7 +25,7 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 def load_gates(gate, sign, offsets, mask, GATE: tl.constexpr):
     """l and whether the gate is negative. GATE: "value" for a, "log" for g, "log and sign" for both.
 
-    Written with `where`, which keeps NaN. Gates beyond 1 in size count as 1.
+    Written with `where`, which keeps NaN.
     """
     outside = 1.0 if GATE == "value" else 0.0
     x = tl.load(gate + offsets, mask=mask, other=outside).to(tl.float32)
@@ -39,8 +42,7 @@ def load_gates(gate, sign, offsets, mask, GATE: tl.constexpr):
             s = tl.load(sign + offsets, mask=mask, other=1.0).to(tl.float32)
             negative = s < 0.0
             l = tl.where(s == 0.0, ZERO, l)
-    l = tl.where(l > ZERO, ZERO, l)
-    return tl.where(l < 0.0, 0.0, l), negative
+    return tl.where(l > ZERO, ZERO, l), negative
 
 
 @triton.jit
@@ -82,9 +84,22 @@ def load_end(L, row, columns, K: tl.constexpr):
 
 
 @triton.jit
+def encoded(L, c):
+    """L and the cumulated signs as one number: its size is L, its sign bit is set where c is -1.
+
+    L < 0, of gates beyond 1, is stored as 2^64 times its size. No sum that is not negative is that large.
+    """
+    size = tl.where(L < -SMALLEST, L * -FACTOR, tl.where(L < 0.0, 0.0, L))
+    bits = tl.where(c < 0.0, -2147483648, 0).to(tl.int32)
+    return (size.to(tl.int32, bitcast=True) | bits).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def decoded(x):
-    """L and the cumulated signs from one number for both: the sign bit of -0.0 counts."""
-    return tl.abs(x), tl.where(x.to(tl.int32, bitcast=True) < 0, -1.0, 1.0)
+    """L and c from what `encoded` gave; NaN stays."""
+    size = tl.abs(x)
+    L = tl.where(size > SMALLEST * FACTOR, size * (-1.0 / FACTOR), size)
+    return L, tl.where(x.to(tl.int32, bitcast=True) < 0, -1.0, 1.0)
 
 
 @triton.jit
@@ -92,7 +107,7 @@ def cumulate_kernel(
     gate, sign, L, kept, chunk_table, T, H,
     K: tl.constexpr, BK: tl.constexpr, C: tl.constexpr, GATE: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """L of gates per channel (B, T, H, K), sign bit set where c is -1; P_C of every chunk, (chunks, H, K).
+    """L and c of gates per channel in one (B, T, H, K); P_C of every chunk, (chunks, H, K).
 
     A program has a chunk of one head and BK channels.
     """
@@ -106,9 +121,7 @@ def cumulate_kernel(
     offsets = (first * H + h) * K + ic[:, None] * (H * K) + ik[None, :]
     l, negative = load_gates(gate, sign, offsets, inside, GATE)
     L_c, c = cumulated(l, negative)
-    bits = tl.where(c < 0.0, -2147483648, 0).to(tl.int32)
-    encoded = (L_c.to(tl.int32, bitcast=True) | bits).to(tl.float32, bitcast=True)
-    tl.store(L + offsets, encoded, mask=inside)
+    tl.store(L + offsets, encoded(L_c, c), mask=inside)
     _, P = product(L_c)
     # rows beyond the last have gates of 1, so that the last row of the tile is the end of the chunk
     end = tl.sum(tl.where((ic == C - 1)[:, None], P * c, 0.0), axis=0)

@@ -21,9 +21,10 @@ def row_decays(gate, sign, rows, H, C: tl.constexpr, GATE: tl.constexpr):
     ic = tl.arange(0, C)
     l, negative = load_gates(gate, sign, ic * H, ic < rows, GATE)
     L, c = cumulated(l, negative)
-    # rows beyond the last have gates of 1
-    c_end = tl.sum(tl.where(ic == C - 1, c, 0.0), axis=0)
-    return l, negative, L, c, tl.max(L, axis=0), c_end
+    # rows beyond the last have gates of 1, so that the last row of the tile is the end of the chunk
+    end = ic == C - 1
+    L_end, c_end = tl.sum(tl.where(end, L, 0.0), axis=0), tl.sum(tl.where(end, c, 0.0), axis=0)
+    return l, negative, L, c, L_end, c_end
 
 
 @triton.jit

@@ -15,6 +15,7 @@ from statetrack.ops.gated_linear_attention.triton.channel_backward import (
     values_kernel,
 )
 from statetrack.ops.gated_linear_attention.triton.channel_forward import outputs_kernel, scores_kernel
+from statetrack.ops.gated_linear_attention.triton.decode import decode_kernel
 from statetrack.ops.gated_linear_attention.triton.gates import cumulate_kernel
 from statetrack.ops.gated_linear_attention.triton.head_backward import (
     head_gradients_kernel,
@@ -24,6 +25,7 @@ from statetrack.ops.gated_linear_attention.triton.head_forward import add_kernel
 from statetrack.ops.gated_linear_attention.triton.plan import constants, make_plan
 from statetrack.ops.gated_linear_attention.triton.states import sweep_kernel
 from statetrack.ops.triton_runtime.launcher import Launcher
+from statetrack.ops.triton_runtime.sizes import block
 
 # By the names of the fields of a `Plan`.
 KERNELS = {
@@ -70,6 +72,11 @@ class Case:
         # an upper bound that does not read the offsets: each packed sequence wastes less than one chunk
         self.chunks = chunks + self.sequences if self.packed else chunks
 
+    def results(self, like: Tensor) -> list[Tensor]:
+        """Outputs and last states."""
+        states = like.new_empty(self.sequences, self.H, self.K, self.V, dtype=torch.float32)
+        return [torch.empty_like(like, memory_format=torch.contiguous_format), states]
+
     def saved(self, like: Tensor) -> list[Tensor]:
         """States, P_C of chunks; and L, q_in, k_out and A with gates per channel."""
         C, dtype, shape = self.plan.C, self.plan.saved_dtype, (self.chunks, self.H)
@@ -99,13 +106,28 @@ class Case:
         return Launcher(kernel, self.device, grid, numbers, values, launch.warps)
 
 
+class Decode:
+    """One step, without the gradients: one kernel. `run` has the arguments of `Forward.run`."""
+
+    def __init__(self, case: Case):
+        self.case = case
+        BK, BV = block(case.K), min(block(case.V), 32)
+        grid = case.B * case.H * -(-case.V // BV), 1
+        values = case.K, case.V, BK, BV, case.gate, case.per_head, case.has_initial_state
+        self.step = Launcher(decode_kernel, case.device, grid, (case.scale,), values, warps=4)
+
+    def run(self, x: Inputs, tables: tuple, saved: list[Tensor], o: Tensor, final_state: Tensor) -> None:
+        start = o if x.initial_state is None else x.initial_state
+        self.step(x.q, x.k, x.v, x.gate, o if x.sign is None else x.sign, start, o, final_state)
+
+
 class Forward:
     """What chunks add to the state, the states, the outputs."""
 
-    def __init__(self, case: Case, has_end: bool):
+    def __init__(self, case: Case):
         self.case = case
         start = case.has_initial_state
-        self.sweep = case.launch("sweep", BACKWARD=False, HAS_START=start, HAS_END=has_end)
+        self.sweep = case.launch("sweep", BACKWARD=False, HAS_START=start, HAS_END=True)
         if case.per_head:
             self.add = case.launch("add")
             self.outputs = case.launch("head_outputs", "V", scaled=True)
