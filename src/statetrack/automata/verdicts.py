@@ -10,19 +10,25 @@ from functools import cached_property
 from statetrack.automata.analysis import Analysis
 from statetrack.automata.dfa import DFA
 from statetrack.automata.group_layers import find_exponents
+from statetrack.automata.group_witness import GroupWitness, commutative, group_witness, has_exponent_two
 from statetrack.automata.groups import cycle_lengths, multiply, perm_order
 from statetrack.automata.monoid import ImageSets
+from statetrack.automata.one_layer import MergeWitness, holding, merge_witness
 from statetrack.automata.witness import (
     BOUNDED_WORDS,
     Witness,
     even_witness,
     letter_witness,
+    long_witness,
     odd_witness,
 )
 
-Answer = tuple[str, str, str, bool, Witness | None]
+AnyWitness = Witness | GroupWitness | MergeWitness
+Answer = tuple[str, str, str, bool, AnyWitness | None]
 
 CYCLIC_STATES = 1_000
+ONE_LAYER_STATES, ONE_LAYER_LETTERS = 24, 6
+_THEORY = "docs/theory.md"
 
 
 @dataclass
@@ -69,6 +75,11 @@ class Facts:
             if perm_order(r) == order // 2 and all(_is_dihedral_part(g, r) for g in self.permutations):
                 return r
         return None
+
+    @cached_property
+    def not_swaps(self) -> list[tuple[int, ...]]:
+        """The letters that are neither the identity nor a swap of two states, if all are permutations."""
+        return [g for g in self.permutations if len(g) - len(cycle_lengths(g)) > 1]
 
     @property
     def resets_only(self) -> bool:
@@ -140,6 +151,73 @@ def diagonal_negative(f: Facts) -> Answer:
     if f.odd is not None:
         return "no", "real diagonal layers have periods 1, 2, 4, ... on u^k", "Theorem 2", True, f.odd
     return _open("whether all groups are 2-groups was not settled within the limits")
+
+
+def diagonal_negative_one(f: Facts) -> Answer:
+    """One diagonal layer with eigenvalues in [-1,1]."""
+    if f.analysis.is_group and f.minimal.n_states > 1:
+        if has_exponent_two(f.permutations):
+            return "yes", "letters that commute and are their own inverses: signs", "Theorem 3", False, None
+        witness = long_witness(f.minimal, f.images)
+        if witness is not None:
+            reason = "in one real diagonal layer u^k has period 1 or 2"
+            return "no", reason, "Theorem 2 with one layer", True, witness
+    return _one_layer(f, 2)
+
+
+def unit_circle_one(f: Facts) -> Answer:
+    """One diagonal layer with eigenvalues of modulus up to 1."""
+    if f.analysis.is_group and f.minimal.n_states > 1:
+        if commutative(f.permutations):
+            return "yes", "the letters commute: turns of the circle", "Theorem 3", False, None
+        witness = group_witness(f.minimal, f.images, "not commutative")
+        if witness is not None:
+            return "no", "diagonal matrices commute", _THEORY, True, witness
+    return _one_layer(f, None)
+
+
+def _one_layer(f: Facts, order: int | None) -> Answer:
+    """A language that need not be a group's: by what a layer merges, and by what it can hold."""
+    if f.minimal.n_states == 1:
+        return "yes", "one state", "nothing to track", False, None
+    if f.minimal.n_states > ONE_LAYER_STATES or len(f.minimal.alphabet) > ONE_LAYER_LETTERS:
+        return _open("one layer is tested on small automata only")
+    witness = merge_witness(f.minimal, order)
+    if witness is not None:
+        return "no", "one diagonal layer merges words that the language does not", _THEORY, True, witness
+    found = holding(f.minimal, order)
+    if found is not None:
+        counts = "" if found[0].order == 1 else f" and counts modulo {found[0].order}"
+        return "yes", f"the last few letters of each kind{counts} tell the state", _THEORY, True, None
+    return _open("no words that a layer merges and no weights were found within the limits")
+
+
+def unit_circle(f: Facts) -> Answer:
+    """Diagonal layers with eigenvalues of modulus up to 1: exactly the languages whose groups are solvable."""
+    if f.analysis.is_solvable:
+        kind = "star-free" if f.analysis.is_aperiodic else "all groups inside are solvable: a cascade of turns"
+        return "yes", kind, f"Krohn-Rhodes with turns; {_THEORY}", True, None
+    if f.analysis.is_solvable is False:
+        witness = group_witness(f.minimal, f.images, "not solvable")
+        if witness is not None:
+            return "no", "groups in a stack of diagonal layers are solvable", _THEORY, True, witness
+    return _open("whether all groups are solvable was not settled within the limits")
+
+
+def rotating_one(f: Facts) -> Answer:
+    """One layer whose transition is turns of fixed planes, then one factor: (I - beta k k^T) R."""
+    one = deltanet_one(f)
+    if one[0] == "yes":
+        return "yes", "no turns are needed", one[2], one[3], None
+    if f.analysis.is_group:
+        if commutative(f.permutations):
+            return "yes", "the letters commute: turns of separate planes", "Theorem 3", True, None
+        if f.rotation is not None:
+            return "yes", "a dihedral group: turns and mirrors of a polygon", "Theorem 3", True, None
+        if commutative(f.not_swaps):
+            reason = "every letter swaps two states, or turns planes that the other such letters turn too"
+            return "yes", reason, f"Theorem 3; {_THEORY}", True, None
+    return _open("known where each letter is one reflection or one of letters that commute")
 
 
 def deltanet_one(f: Facts) -> Answer:
