@@ -11,6 +11,7 @@ from statetrack.ops import checks
 from statetrack.ops.autograd import run_backend
 from statetrack.ops.backends import choose_once, load, pick_backend
 from statetrack.ops.call_cache import CallCache
+from statetrack.ops.delta_rule import gates
 from statetrack.ops.delta_rule.options import DeltaRuleOptions
 
 # A backend is a function with the arguments of `delta_rule_reference`.
@@ -35,6 +36,9 @@ def delta_rule(
     beta: Tensor,
     *,
     g: Tensor | None = None,
+    a: Tensor | None = None,
+    sign: Tensor | None = None,
+    angle: Tensor | None = None,
     householders: int = 1,
     scale: float | None = None,
     initial_state: Tensor | None = None,
@@ -45,24 +49,29 @@ def delta_rule(
     beta_from_logits: float | None = None,
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor | None]:
-    """Apply the delta rule along time: a product of generalised Householder matrices with decay.
+    """Apply the delta rule along time: a product of generalised Householder matrices with gates.
 
-        S_t = (I - beta_t k_t k_t^T) exp(g_t) S_{t-1} + beta_t k_t v_t^T        o_t = scale S_t^T q_t
+        S_t = (I - beta_t k_t k_t^T) diag(a_t) R(angle_t) S_{t-1} + beta_t k_t v_t^T     o_t = scale S_t^T q_t
 
     Shapes, with time before heads: q (B, T, H, K); k (B, T n, H, K); v (B, T n, H, V); beta (B, T n, H);
-    g (B, T, H); initial_state (N, H, K, V). n = `householders` steps are made per token (DeltaProduct): the
-    state decays before the first of them and is read after the last. N is B, or the number of packed
-    sequences. Returns the outputs (B, T, H, V) in the dtype of v, and the last states (N, H, K, V) in
-    float32 (float64 if q is), or None unless `output_final_state`. The contract is
-    flash-linear-attention's.
+    initial_state (N, H, K, V). The gates are (B, T, H), one per head (Gated DeltaNet), or (B, T, H, K), one
+    per key channel (KDA). n = `householders` steps are made per token (DeltaProduct): the gate stands before
+    the first of them, and the state is read after the last. N is B, or the number of packed sequences.
+    Returns the outputs (B, T, H, V) in the dtype of v, and the last states (N, H, K, V) in float32 (float64
+    if q is), or None unless `output_final_state`. The contract is flash-linear-attention's.
 
     - `beta` in [0, 1] keeps the eigenvalues of a step, 1 - beta |k|^2 and 1, in [0, 1]; `beta` in [0, 2]
       opens them to [-1, 1]. Both hold for keys of norm 1: pass normalised keys, or set
       `use_qk_l2norm_in_kernel`, which divides q and k by their norms in float32.
       Other real numbers are computed as the equation says: the state may then grow without bound.
-    - `g`: the logarithm of a decay in [0, 1], so at most 0; None means no decay (DeltaNet). Positive g, a
-      state that grows, is computed as the equation says. In float32, values below -40 count as -40 and get
-      no gradient, on all backends but "reference".
+    - `g`: a = exp(g), the logarithm of a decay in [0, 1], so at most 0; None means no decay (DeltaNet).
+      Positive g, a state that grows, is computed as the equation says. In float32, values below -40 per head
+      count as -40 and get no gradient, on all backends but "reference".
+    - `a`: in place of g, the gate itself, in [-1, 1]. Its gradient is that of the number, at a = 0 and across
+      it too: pass this for gates like 2 s - 1.
+    - `sign`: -1 or 1, with g or alone; a = sign exp(g). One per head or per channel; it gets no gradient.
+    - `angle` (B, T, H, K/2): channel i turns with channel i + K/2, by this many radians, before the gate.
+      Gates and signs per channel are then (B, T, H, K/2), one for both channels of a pair.
     - `scale` multiplies the outputs: any finite number, K^-1/2 by default.
     - `beta_from_logits` = s: `beta` holds logits x, and the rule runs with s sigmoid(x), computed in float32.
     - `cu_seqlens` (N + 1 offsets in tokens, B = 1) packs N sequences into one row; `max_seqlen`, at least the
@@ -71,9 +80,10 @@ def delta_rule(
 
     The recurrence runs in float32 or better whatever the dtype of the inputs, since near beta = 2 rounding
     errors do not decay. Values are checked inside `statetrack.checked()` only: it refuses beta outside [0,
-    2], g above 0, and NaN or infinity, naming the first bad step. Outside it, NaN or infinity at step t
+    2], gates above 1, and NaN or infinity, naming the first bad step. Outside it, NaN or infinity at step t
     leaves earlier outputs alone on a CPU; on a GPU, other outputs of the same chunk may become NaN with it.
-    Derivation: docs/delta_rule.md.
+    Signs and angles leave no trace in the state: it is S itself, and a later call takes it as it is.
+    Derivation: docs/delta_rule.md, docs/gates.md.
 
     >>> q, k, v = torch.randn(3, 2, 16, 4, 32).unbind()              # B, T, H, K = 2, 16, 4, 32
     >>> beta = 2 * torch.rand(2, 16, 4)                              # eigenvalues in [-1, 1]
@@ -92,13 +102,20 @@ def delta_rule(
         )
     if scale is not None and not _is_finite_number(scale):
         raise UserError(f"delta_rule: scale is {scale!r}, expected a finite number, or None for K^-1/2.")
-    inputs = q, k, v, beta, g, initial_state, cu_seqlens
+    gate: Tensor | gates.Gate | None = g
+    given: tuple[Tensor | None, ...] = (g,)
+    if a is not None or sign is not None or angle is not None or (isinstance(g, Tensor) and g.ndim == 4):
+        gate = gates.Gate(g, a, sign.detach() if isinstance(sign, Tensor) else sign, angle)
+        given = tuple(gate)
     run = choose_once(
-        _choices, (backend, householders), inputs, lambda: _choose(backend, householders, *inputs)
+        _choices,
+        (backend, householders),
+        (q, k, v, beta, *given, initial_state, cu_seqlens),
+        lambda: _choose(backend, householders, q, k, v, beta, gate, initial_state, cu_seqlens),
     )
     checks.check_offsets("delta_rule", cu_seqlens, max_seqlen, q.shape[1])
     if checks.is_checked():
-        _check_values(q, k, v, beta, g, initial_state, use_qk_l2norm_in_kernel, beta_from_logits)
+        _check_values(q, k, v, beta, gate, initial_state, use_qk_l2norm_in_kernel, beta_from_logits)
     options = DeltaRuleOptions(
         q.shape[-1] ** -0.5 if scale is None else float(scale),
         householders,
@@ -107,6 +124,7 @@ def delta_rule(
         max_seqlen,
         output_final_state,
     )
+    inputs = q, k, v, beta, gate, initial_state, cu_seqlens
     o, final_state = run_backend("delta_rule", run, q.device, *inputs, options)
     if checks.is_checked():
         checks.check_finite("delta_rule", time=1, out=o)
@@ -118,16 +136,20 @@ def _is_finite_number(x: object) -> bool:
     return isinstance(x, (int, float)) and math.isfinite(x)
 
 
-def _choose(backend: str, householders: int, q, k, v, beta, g, initial_state, cu_seqlens) -> Callable:
+def _choose(backend: str, householders: int, q, k, v, beta, gate, initial_state, cu_seqlens) -> Callable:
     """The backend for these inputs, their shapes, dtypes and devices checked."""
-    _check(q, k, v, beta, g, householders, initial_state, cu_seqlens)
+    _check(q, k, v, beta, gate, householders, initial_state, cu_seqlens)
+    if isinstance(gate, gates.Gate):
+        refusals = {name: lambda why=why: why(gate, q, v, householders) for name, why in gates.REFUSALS.items()}
+        return pick_backend("delta_rule", backend, q.device, gates.BACKENDS, refusals)
     refusals = {name: lambda target=target: load(target)(q, v) for name, target in REFUSALS.items()}
     return pick_backend("delta_rule", backend, q.device, BACKENDS, refusals)
 
 
-def _check(q, k, v, beta, g, householders, initial_state, cu_seqlens) -> None:
+def _check(q, k, v, beta, gate, householders, initial_state, cu_seqlens) -> None:
     op, order = "delta_rule", "Time comes before heads in this library."
-    given = {"q": q, "k": k, "v": v, "beta": beta, "g": g, "initial_state": initial_state}
+    gate = gate if isinstance(gate, gates.Gate) else gates.Gate(gate, None, None, None)
+    given = {"q": q, "k": k, "v": v, "beta": beta, "initial_state": initial_state} | gate._asdict()
     for name, x in given.items():
         if not isinstance(x, Tensor) and (x is not None or name in ("q", "k", "v", "beta")):
             raise UserError(f"{op}: {name} is a {type(x).__name__}, expected a tensor.")
@@ -136,15 +158,14 @@ def _check(q, k, v, beta, g, householders, initial_state, cu_seqlens) -> None:
             f"{op}: q has shape {tuple(q.shape)} and v {tuple(v.shape)}, expected four axes "
             f"(batch, time, heads, width). {order}"
         )
-    checks.check_floating(op, q.device, q=q, k=k, v=v, beta=beta, g=g, initial_state=initial_state)
+    checks.check_floating(op, q.device, **given)
     (B, T, H, K), V = q.shape, v.shape[-1]
     steps = T * householders
     time = "time" if householders == 1 else f"time * {householders} householders"
     checks.check_shape(op, "k", k, (B, steps, H, K), f"(batch, {time}, heads, K)", order)
     checks.check_shape(op, "v", v, (B, steps, H, V), f"(batch, {time}, heads, V)", order)
     checks.check_shape(op, "beta", beta, (B, steps, H), f"(batch, {time}, heads)", order)
-    if g is not None:
-        checks.check_shape(op, "g", g, (B, T, H), "(batch, time, heads)", order)
+    gates.check_gate(op, gate, q, order)
     sequences = B if cu_seqlens is None else checks.check_packing(op, cu_seqlens, B, q.device)
     if initial_state is not None:
         checks.check_shape(
@@ -152,7 +173,7 @@ def _check(q, k, v, beta, g, householders, initial_state, cu_seqlens) -> None:
         )
 
 
-def _check_values(q, k, v, beta, g, initial_state, l2norm, beta_from_logits) -> None:
+def _check_values(q, k, v, beta, gate, initial_state, l2norm, beta_from_logits) -> None:
     op = "delta_rule"
     checks.check_finite(op, time=1, q=q, k=k, v=v)
     checks.check_finite(op, initial_state=initial_state)
@@ -160,8 +181,8 @@ def _check_values(q, k, v, beta, g, initial_state, l2norm, beta_from_logits) -> 
         checks.check_range(op, "beta", beta, 0.0, 2.0, "Use sigmoid for [0,1], 2 * sigmoid for [-1,1].")
     else:
         checks.check_finite(op, time=1, beta=beta)
-    if g is not None:
-        checks.check_range(op, "g", g, -float("inf"), 0.0, "g is the logarithm of a decay in [0, 1].")
+    gate = gate if isinstance(gate, gates.Gate) else gates.Gate(gate, None, None, None)
+    gates.check_gate_values(op, gate)
     if not l2norm:
         slack = 1e-5 if k.dtype in (torch.float32, torch.float64) else 2e-2
         hint = "Normalise the keys, or set use_qk_l2norm_in_kernel=True."

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from statetrack.ops.autograd import first_derivative_only
 from statetrack.ops.checks import can_look
+from statetrack.ops.delta_rule.head_decay import GateGradient, readable, token_decay
 from statetrack.ops.delta_rule.layout import DenseLayout, PackedLayout, make_layout
 from statetrack.ops.delta_rule.options import DeltaRuleOptions
 from statetrack.ops.delta_rule.reference import (
@@ -118,20 +119,14 @@ class _Chunk:
         )
         P, A = k @ k.mT, q @ k.mT
         if g is None:
-            return cls(q, k, v, beta, P, A.mul_(_readable(A, householders)), k, q, k, None, None)
+            return cls(q, k, v, beta, P, A.mul_(readable(A, householders)), k, q, k, None, None)
         G = layout.to_chunks(g[..., None]).cumsum(-2)
         G_q, G = G, G.repeat_interleave(householders, dim=-2)
         # exp only where i >= j: above the diagonal the difference is positive and may overflow
-        A = A * (G_q - G.mT).masked_fill(_readable(A, householders) == 0, -torch.inf).exp()
+        A = A * (G_q - G.mT).masked_fill(readable(A, householders) == 0, -torch.inf).exp()
         P = P * (G - G.mT).masked_fill(torch.ones_like(P).triu(1) != 0, -torch.inf).exp()
         end = G[..., -1:, :]
         return cls(q, k, v, beta, P, A, G.exp() * k, G_q.exp() * q, (end - G).exp() * k, G, end.exp())
-
-
-def _readable(A: Tensor, householders: int) -> Tensor:
-    """Mask (C, C n): token i sees the steps of tokens 0..i, since it is read after its own last step."""
-    tokens = torch.arange(A.shape[-2], device=A.device)
-    return (tokens[:, None] >= tokens.repeat_interleave(householders)[None, :]).to(A.dtype)
 
 
 class _Chunked(torch.autograd.Function):
@@ -240,12 +235,12 @@ def _input_gradients(c: _Chunk, inverse, U, dU, dO, entering, leaving, household
 
     gate = None
     if c.G is None:
-        dA *= _readable(dA, householders)
+        dA *= readable(dA, householders)
     else:
-        gate = _GateGradient(dP * c.P, dA * c.A, householders)
+        gate = GateGradient(dP * c.P, dA * c.A, householders)
         decay = (c.G - c.G.mT).masked_fill(torch.ones_like(dP).triu(1) != 0, -torch.inf).exp()
         dP *= decay
-        dA *= decay if householders == 1 else _token_decay(c.G, householders)
+        dA *= decay if householders == 1 else token_decay(c.G, householders)
     sym = dP + dP.mT
     dq, dk = dA @ c.k, sym @ c.k
     dk.add_(dA.mT @ c.q)
@@ -263,43 +258,6 @@ def _input_gradients(c: _Chunk, inverse, U, dU, dO, entering, leaving, household
             if entering is not None and c.end is not None:
                 gate.dg += c.end[..., 0] * (leaving * entering).sum((-2, -1))[..., None]
     return dq, dk, dv, dbeta, None if gate is None else gate.dg
-
-
-class _GateGradient:
-    """dg (chunks, heads, C): every term with a decay exp(G_i - G_j) adds to dg_t for j < t <= i.
-
-        dg_t = sum_{i >= t > j} (dP o P + dA o A)_ij + sum_{i >= t} in_i + sum_{j < t} out_j + exp(G_C) <S, D>
-
-    where in and out are the terms with exp(G) and exp(G_C - G). Differences of sums over all pairs would be
-    shorter, but under a strong decay they would cancel to less than their rounding errors.
-    """
-
-    def __init__(self, moved_k: Tensor, moved_q: Tensor, householders: int):
-        self.householders = householders
-        pairs = moved_q + moved_k if householders == 1 else self._of_tokens(moved_k.mT).mT + moved_q
-        pairs = self._of_tokens(pairs).tril(-1)
-        # ones in row t from column t on
-        self.from_here = torch.ones(pairs.shape[-2:], dtype=pairs.dtype, device=pairs.device).triu()
-        self.dg = (self.from_here @ pairs).tril(-1).sum(-1)
-
-    def _of_tokens(self, x: Tensor) -> Tensor:
-        """(..., C n) -> (..., C): the sum over a token's steps."""
-        n = self.householders
-        return x if n == 1 else x.unflatten(-1, (-1, n)).sum(-1)
-
-    def add_entering(self, by_q: Tensor, by_k: Tensor) -> None:
-        """The terms with exp(G): of q per token, and of -k per step."""
-        self.dg += (by_q - self._of_tokens(by_k)) @ self.from_here.mT
-
-    def add_leaving(self, by_k: Tensor) -> None:
-        """The terms with exp(G_C - G), of k per step."""
-        self.dg += self._of_tokens(by_k) @ self.from_here.triu(1)
-
-
-def _token_decay(G: Tensor, householders: int) -> Tensor:
-    """exp(G_i - G_j) from step j to the read-out of token i, zero where j is later; (C, C n)."""
-    difference = G[..., householders - 1 :: householders, :] - G.mT
-    return difference.masked_fill(_readable(difference, householders) == 0, -torch.inf).exp()
 
 
 def _l2_backward(dy: Tensor, x: Tensor, y: Tensor, eps: float = 1e-6) -> Tensor:

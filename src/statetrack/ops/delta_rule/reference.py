@@ -7,6 +7,7 @@ from torch import Tensor
 
 from statetrack.ops.checks import can_look
 from statetrack.ops.delta_rule.options import DeltaRuleOptions
+from statetrack.ops.gated_linear_attention.rotation import both_of_pair, rotate
 
 
 def delta_rule_reference(
@@ -18,21 +19,25 @@ def delta_rule_reference(
     initial_state: Tensor | None,
     cu_seqlens: Tensor | None,
     options: DeltaRuleOptions,
+    a: Tensor | None = None,
+    angle: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Run the recurrence of Eq. 1 with the DeltaNet row of Table 1.
 
-        S_t = (I - beta_t k_t k_t^T) exp(g_t) S_{t-1} + beta_t k_t v_t^T        o_t = scale S_t^T q_t
+        S_t = (I - beta_t k_t k_t^T) diag(a_t) R(angle_t) S_{t-1} + beta_t k_t v_t^T     o_t = scale S_t^T q_t
 
-    Shapes: q (B, T, H, K); k (B, T n, H, K); v (B, T n, H, V); beta (B, T n, H); g (B, T, H);
-    initial_state (N, H, K, V), where n = `householders` and N is B, or the number of packed sequences.
-    With ||k_t|| = 1 the transition has eigenvalue 1 - beta_t once and 1 elsewhere, so beta in [0, 2]
-    gives the range [-1, 1] of Eq. 2. A token makes n such steps, decays before the first and is read
-    after the last (DeltaProduct). Returns the outputs and the last state of every sequence.
+    Shapes: q (B, T, H, K); k (B, T n, H, K); v (B, T n, H, V); beta (B, T n, H); initial_state (N, H, K, V),
+    where n = `householders` and N is B, or the number of packed sequences. The gate is a = exp(g), or `a`
+    itself: one per head (B, T, H), per channel (B, T, H, K), or with an angle (B, T, H, K/2) per pair of
+    channels. With ||k_t|| = 1 and no gate the transition has eigenvalue 1 - beta_t once and 1 elsewhere, so
+    beta in [0, 2] gives the range [-1, 1] of Eq. 2. A token makes n such steps, is multiplied by its gate
+    before the first and read after the last (DeltaProduct). Returns the outputs and the last state of every
+    sequence.
     """
     beta = beta_values(beta, options.beta_from_logits)
     scale, householders = options.scale, options.householders
     if cu_seqlens is not None:
-        return _one_by_one(q, k, v, beta, g, initial_state, cu_seqlens, options)
+        return _one_by_one(q, k, v, beta, g, initial_state, cu_seqlens, options, a, angle)
 
     # Halves accumulate in float32, float64 stays.
     dtype = torch.promote_types(q.dtype, torch.float32)
@@ -41,10 +46,17 @@ def delta_rule_reference(
         q, k = l2_normalise(q), l2_normalise(k)
     (B, T, H, K), V = q.shape, v.shape[-1]
     S = q.new_zeros(B, H, K, V) if initial_state is None else initial_state.to(dtype)
+    a = a if g is None else g.to(dtype).exp()
+    if a is not None:
+        a = a.to(dtype)
+        a = a[..., None] if a.ndim == 3 else a if angle is None else both_of_pair(a)
     outputs = []
     for t in range(T):
-        if g is not None:
-            S = S * g[:, t].to(dtype).exp()[..., None, None]
+        if angle is not None:
+            turn = angle[:, t, :, :, None].to(dtype)
+            S = rotate(S, turn.cos(), turn.sin(), dim=-2)
+        if a is not None:
+            S = a[:, t, :, :, None] * S
         for i in range(t * householders, (t + 1) * householders):
             error = v[:, i] - torch.einsum("bhkv,bhk->bhv", S, k[:, i])
             S = S + torch.einsum("bhk,bhv->bhkv", beta[:, i, :, None] * k[:, i], error)
@@ -61,6 +73,8 @@ def _one_by_one(
     initial_state: Tensor | None,
     cu_seqlens: Tensor,
     options: DeltaRuleOptions,
+    a: Tensor | None,
+    angle: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """Each packed sequence as a call of its own; `beta` holds no logits any more."""
     n, options = options.householders, options._replace(beta_from_logits=None)
@@ -74,6 +88,8 @@ def _one_by_one(
             None if initial_state is None else initial_state[i : i + 1],
             None,
             options,
+            None if a is None else a[:, start:stop],
+            None if angle is None else angle[:, start:stop],
         )
         for i, (start, stop) in enumerate(itertools.pairwise(cu_seqlens.tolist()))
     ]
