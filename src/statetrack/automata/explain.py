@@ -145,7 +145,7 @@ def explain(dfa: DFA) -> Explanation:
             ),
             (
                 ModelClass("diagonal [-1,1], 1 layer", "diagonal", "[-1,1]", None, 1),
-                verdicts.diagonal_negative_one(facts),
+                facts.signed_one,
             ),
             (
                 ModelClass("diagonal [-1,1]", "diagonal", "[-1,1]", None, None),
@@ -154,10 +154,6 @@ def explain(dfa: DFA) -> Explanation:
             (
                 ModelClass("diagonal unit circle, 1 layer", "diagonal", "unit-circle", None, 1),
                 verdicts.unit_circle_one(facts),
-            ),
-            (
-                ModelClass("diagonal unit circle", "diagonal", "unit-circle", None, None),
-                verdicts.unit_circle(facts),
             ),
             (
                 ModelClass("DeltaNet [-1,1], 1 layer", "householder", "[-1,1]", 1, 1),
@@ -170,6 +166,10 @@ def explain(dfa: DFA) -> Explanation:
             (
                 ModelClass("DeltaNet [-1,1], 2 layers", "householder", "[-1,1]", 1, 2),
                 verdicts.deltanet_two(facts),
+            ),
+            (
+                ModelClass("diagonal unit circle", "diagonal", "unit-circle", None, None),
+                verdicts.unit_circle(facts),
             ),
             _product_row(facts),
             (_cascade_class(minimal.n_states), verdicts.deltaproduct_many(facts)),

@@ -25,6 +25,8 @@ class GroupWitness:
 
     def permutations(self, dfa: DFA) -> list[Perm] | None:
         """What the words do to the places of `states`; None if one does not permute them."""
+        if max(self.states) >= dfa.n_states:
+            return None
         place = {q: i for i, q in enumerate(self.states)}
         found = []
         for word in self.words:

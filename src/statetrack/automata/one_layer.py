@@ -91,10 +91,13 @@ def merge_witness(minimal: DFA, order: int | None) -> MergeWitness | None:
             continue
         pairs = [((a,) * (order or _idempotent_power(tables[a])), ()) for a in letters if a in inside]
         pairs += [((a, b), (b, a)) for a, b in combinations(sorted(inside), 2)]
+        rests: dict[Map, tuple[int, ...]] = {}
+        for z, z_word in maps.items():
+            rests.setdefault(_then(z, e), z_word)
         for left, right in pairs:
-            for z, z_word in maps.items():
-                rest = _then(z, e)
-                one, other = (_then(_all(minimal, part), rest) for part in (left, right))
+            first, second = _all(minimal, left), _all(minimal, right)
+            for rest, z_word in rests.items():
+                one, other = _then(first, rest), _then(second, rest)
                 if one != other:
                     q = next(q for q in range(minimal.n_states) if one[q] != other[q])
                     y = distinguish(minimal, one[q], other[q])

@@ -11,7 +11,7 @@ from statetrack.automata.analysis import Analysis
 from statetrack.automata.dfa import DFA
 from statetrack.automata.group_layers import find_exponents
 from statetrack.automata.group_witness import GroupWitness, commutative, group_witness, has_exponent_two
-from statetrack.automata.groups import cycle_lengths, multiply, perm_order
+from statetrack.automata.groups import cycle_lengths, dihedral_rotation, is_power, multiply
 from statetrack.automata.monoid import ImageSets
 from statetrack.automata.one_layer import MergeWitness, holding, merge_witness
 from statetrack.automata.witness import (
@@ -64,45 +64,23 @@ class Facts:
     @cached_property
     def rotation(self) -> tuple[int, ...] | None:
         """A generator of the rotations, if the group is dihedral with at least six elements; else None."""
-        order = self.analysis.monoid_size if self.analysis.is_group else None
-        if order is None or order % 2 or order < 6:
-            return None
-        products = [
-            *self.permutations,
-            *(multiply(g, h) for g in self.permutations for h in self.permutations),
-        ]
-        for r in products:
-            if perm_order(r) == order // 2 and all(_is_dihedral_part(g, r) for g in self.permutations):
-                return r
-        return None
+        return dihedral_rotation(self.permutations) if self.analysis.is_group else None
 
     @cached_property
     def not_swaps(self) -> list[tuple[int, ...]]:
         """The letters that are neither the identity nor a swap of two states, if all are permutations."""
         return [g for g in self.permutations if len(g) - len(cycle_lengths(g)) > 1]
 
+    @cached_property
+    def signed_one(self) -> Answer:
+        """The answer for one diagonal layer in [-1,1]."""
+        return diagonal_negative_one(self)
+
     @property
     def resets_only(self) -> bool:
         """Whether every letter is the identity or sends all states to one."""
         identity = tuple(range(self.minimal.n_states))
         return all(t == identity or len(set(t)) == 1 for t in self.minimal.transitions.values())
-
-
-def _is_dihedral_part(g: tuple[int, ...], r: tuple[int, ...]) -> bool:
-    """Whether g commutes with the rotation r, or inverts it under conjugation as a reflection does."""
-    inverse = tuple(sorted(range(len(r)), key=r.__getitem__))
-    if multiply(g, r) == multiply(r, g):
-        return _is_power(g, r)
-    return multiply(multiply(g, r), g) == inverse and multiply(g, g) == tuple(range(len(g)))
-
-
-def _is_power(g: tuple[int, ...], r: tuple[int, ...]) -> bool:
-    power = tuple(range(len(r)))
-    for _ in range(perm_order(r)):
-        if power == g:
-            return True
-        power = multiply(power, r)
-    return False
 
 
 def diagonal_positive(f: Facts) -> Answer:
@@ -229,6 +207,9 @@ def deltanet_one(f: Facts) -> Answer:
         return "yes", "a scalar: beta = 0 keeps it, beta = 1 overwrites it", "Eq. 1", True, None
     if n == 2:
         return "yes", "a scalar: beta = 0, 1 and 2 keep, overwrite and flip it", "Eq. 1", True, None
+    if not f.analysis.is_group and f.signed_one[0] == "yes":
+        reason = "one diagonal layer is enough, and heads of width 1 make one"
+        return "yes", reason, "the row of diagonal [-1,1], 1 layer", True, None
     witness = letter_witness(f.minimal)
     if witness is not None:
         return (
@@ -241,7 +222,7 @@ def deltanet_one(f: Facts) -> Answer:
     if f.analysis.is_group:
         if all(n - len(cycle_lengths(g)) <= 1 for g in f.permutations):
             return "yes", "every letter swaps two states or none", "Theorem 3", False, None
-        if f.rotation is not None and all(not _is_power(g, f.rotation) for g in f.permutations):
+        if f.rotation is not None and all(not is_power(g, f.rotation) for g in f.permutations):
             return "yes", "every letter is a reflection of a polygon", "Theorem 3 in the plane", True, None
         commute = all(multiply(g, h) == multiply(h, g) for g in f.permutations for h in f.permutations)
         if commute and f.analysis.monoid_size == 2 ** len(set(f.permutations)):
