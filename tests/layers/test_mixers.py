@@ -152,7 +152,7 @@ def test_bfloat16_autocast_trains_without_leaving_float32_states():
     [
         ({"heads": 3}, "heads = 3 does not divide 128"),
         ({"heads": 0}, "heads is 0"),
-        ({"eigenvalues": "[0, 1]"}, r'expected "\[0,1\]" or "\[-1,1\]"'),
+        ({"eigenvalues": "[0, 1]"}, r'expected "\[0,1\]", "\[-1,1\]" or "unit-circle"'),
         ({"qk_activation": "slu"}, "Did you mean 'silu'"),
         ({"householders": 0}, "at least 1"),
         ({"layers": 0}, "layers is 0"),

@@ -49,6 +49,9 @@ def test_the_loss_of_a_last_position_task_counts_its_answers_and_nothing_else(na
         ("deltanet-no-conv", 128, (SwiGLU, 512), RMSNorm, True),
         ("gated-deltanet", 128, (SwiGLU, 512), RMSNorm, True),
         ("deltaproduct", 128, (SwiGLU, 512), RMSNorm, True),
+        ("gated-deltanet-signed", 128, (SwiGLU, 512), RMSNorm, True),
+        ("deltanet-rotating", 128, (SwiGLU, 512), RMSNorm, True),
+        ("kda", 128, (SwiGLU, 512), RMSNorm, True),
         ("transformer", 128, (SwiGLU, 512), RMSNorm, True),
         ("mamba", 128, None, RMSNorm, True),
         ("mamba2", 128, None, RMSNorm, True),
@@ -84,6 +87,8 @@ def test_the_mixers_of_presets_differ_in_what_their_names_say():
     assert mixers["deltanet-no-conv"] == replace(plain, convolution=0, qk_activation="identity")
     assert mixers["gated-deltanet"] == replace(plain, gated=True, output_gate=True)
     assert mixers["deltaproduct"] == replace(plain, householders=2)
+    assert mixers["gated-deltanet-signed"] == replace(mixers["gated-deltanet"], signed_gate=True)
+    assert mixers["deltanet-rotating"] == replace(plain, eigenvalues="unit-circle")
 
 
 def test_without_read_out_the_model_returns_what_its_head_reads():

@@ -10,6 +10,7 @@ TOKENS = torch.randint(7, (8, 32), generator=torch.Generator().manual_seed(0))
 MODELS = {
     "deltanet": ("deltanet", {}),
     "gated": ("gated-deltanet", {"householders": 2}),
+    "kda": ("kda", {}),
     "mamba": ("mamba", {}),
     "hybrid": ("deltanet", {"attention_every": 2, "tied": True}),
 }

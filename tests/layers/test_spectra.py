@@ -12,6 +12,7 @@ from statetrack.layers import (
     DiagonalToyConfig,
     GLAConfig,
     HGRN2Config,
+    KDAConfig,
     Mamba2Config,
     MambaConfig,
     MLSTMConfig,
@@ -47,6 +48,16 @@ CASES = {
     **{
         f"{cls.__name__} {r}": cls(eigenvalues=r, heads=2) for cls in (GLAConfig, HGRN2Config) for r in RANGES
     },
+    **{
+        f"kda {r}{' signed' * signed}": KDAConfig(heads=2, eigenvalues=r, signed_gate=signed)
+        for r in RANGES
+        for signed in (False, True)
+    },
+    "signed gate": DeltaNetConfig(gated=True, signed_gate=True, **PLAIN),
+    "rotating": DeltaNetConfig(eigenvalues="unit-circle", **PLAIN),
+    "rotating, two factors, signed gate": DeltaNetConfig(
+        eigenvalues="unit-circle", householders=2, gated=True, signed_gate=True, **PLAIN
+    ),
     **{f"mamba2 {r}": Mamba2Config(eigenvalues=r, heads=2, d_state=3) for r in RANGES},
 }
 

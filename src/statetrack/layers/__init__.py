@@ -10,6 +10,7 @@ from statetrack.layers.baselines import (
 from statetrack.layers.deltanet import DeltaNet, DeltaNetConfig
 from statetrack.layers.gla import GLA, GLAConfig
 from statetrack.layers.hgrn2 import HGRN2, HGRN2Config
+from statetrack.layers.kda import KDA, KDAConfig
 from statetrack.layers.mamba import Mamba, MambaConfig
 from statetrack.layers.mamba2 import Mamba2, Mamba2Config
 from statetrack.layers.mixer import Mixer, MixerConfig
@@ -23,6 +24,7 @@ from statetrack.layers.slstm import SLSTM, SLSTMConfig
 __all__ = [
     "GLA",
     "HGRN2",
+    "KDA",
     "MLSTM",
     "PRESETS",
     "SIZED_PRESETS",
@@ -37,6 +39,7 @@ __all__ = [
     "DiagonalToyConfig",
     "GLAConfig",
     "HGRN2Config",
+    "KDAConfig",
     "MLSTMConfig",
     "Mamba",
     "Mamba2",

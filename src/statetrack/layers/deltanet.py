@@ -1,5 +1,6 @@
-"""DeltaNet, Gated DeltaNet (`gated`) and DeltaProduct (`householders`)."""
+"""DeltaNet, Gated DeltaNet (`gated`), DeltaProduct (`householders`), and DeltaNet with rotations."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -9,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from statetrack.config import added
-from statetrack.errors import unknown_name
+from statetrack.errors import UserError, unknown_name
 from statetrack.layers.checks import check_eps, check_sizes, divide
 from statetrack.layers.convolution import ShortConvolution
 from statetrack.layers.fusion import joined_product, joins, may_read, recomputes
@@ -17,10 +18,10 @@ from statetrack.layers.initialisation import log_uniform_steps, no_weight_decay
 from statetrack.layers.mixer import Mixer, Packing, offsets, returns_states
 from statetrack.layers.norm import RMSNorm, normalise
 from statetrack.layers.precision import at_least_float32, working_dtype
-from statetrack.ops.checks import check_eigenvalues
+from statetrack.layers.spectra import delta_spectrum
+from statetrack.ops.checks import DISC, check_eigenvalues
 from statetrack.ops.convolved_delta_rule import convolved_delta_rule
 from statetrack.ops.delta_rule import delta_rule
-from statetrack.ops.delta_rule.reference import l2_normalise
 from statetrack.ops.short_convolution import convolved_split
 
 ACTIVATIONS = {"silu": F.silu, "relu": F.relu, "identity": lambda x: x}
@@ -33,13 +34,15 @@ class DeltaNetConfig:
         DeltaNetConfig(heads=4, eigenvalues="[-1,1]")                   DeltaNet
         DeltaNetConfig(gated=True, output_gate=True)                    Gated DeltaNet
         DeltaNetConfig(householders=2)                                  DeltaProduct_2
+        DeltaNetConfig(eigenvalues="unit-circle")                       reflections and rotations
 
     `eigenvalues` picks the column of Table 2 (tab:eigenvalue_range): beta in (0, 1) for "[0,1]", in (0, 2)
-    for "[-1,1]". In fla these are num_heads, allow_neg_eigval, use_gate, num_householder: docs/porting.md.
+    for "[-1,1]". "unit-circle" is ours: beta in (0, 2), and pairs of key channels turn by angles that depend
+    on the input. In fla these are num_heads, allow_neg_eigval, use_gate, num_householder: docs/porting.md.
     """
 
     heads: int = 4
-    eigenvalues: Literal["[0,1]", "[-1,1]"] = "[-1,1]"
+    eigenvalues: Literal["[0,1]", "[-1,1]", "unit-circle"] = "[-1,1]"
     head_dim: int | None = None  # width of a key; d_model / heads when None
     value_dim: int | None = None  # width of a value; that of the key when None
     convolution: int = 4  # width of the short convolution on q, k and v; 0 for none
@@ -48,6 +51,7 @@ class DeltaNetConfig:
     gated: bool = False  # Gated DeltaNet: every transition is multiplied by a decay in (0, 1)
     householders: int = 1  # DeltaProduct: number of generalised Householder factors per token
     head_norm_eps: float = added(1e-5)  # of the RMS norm of each head's output
+    signed_gate: bool = added(False)  # the gate is 2 exp(g) - 1 instead of exp(g), except in "[0,1]"
 
     def build(self, d_model: int, layers: int) -> "DeltaNet":
         return DeltaNet(self, d_model)
@@ -62,11 +66,13 @@ class DeltaNet(Mixer):
     """S_t = (I - beta_t k_t k_t^T) S_{t-1} + beta_t k_t v_t^T,  o_t = S_t^T q_t / sqrt(K), ||k_t|| = 1.
 
         q, k, v = silu(conv(W x))  by head        beta_t = sigmoid(w x_t), or 2 sigmoid(w x_t) for "[-1,1]"
-        y_t = W_out norm(o_t)                     Gated DeltaNet: S_{t-1} is multiplied by exp(g_t) in (0, 1)
+        y_t = W_out norm(o_t)                     Gated DeltaNet: S_{t-1} is multiplied by exp(g_t) in (0, 1),
+                                                  or by 2 exp(g_t) - 1 with `signed_gate`
 
     Shapes: x, y (B, T, d_model); the state S (B, H, K, V) in float32, K = head_dim, V = value_dim. The
-    transition has eigenvalue 1 - beta_t once and 1 otherwise: in [0, 1], or in [-1, 1]. Returns y and the
-    state to go on from: feed a sequence in any pieces, each with the state of the piece before.
+    transition has eigenvalue 1 - beta_t once and 1 otherwise: in [0, 1], or in [-1, 1]. In "unit-circle"
+    S_{t-1} is turned first, channels i and i + K/2 by the angle pi tanh(w_i x_t). Returns y and the state to
+    go on from: feed a sequence in any pieces, each with the state of the piece before.
 
     >>> layer = DeltaNet(DeltaNetConfig(heads=4, eigenvalues="[-1,1]"), d_model=64)
     >>> y, state = layer(torch.randn(2, 16, 64))                     # B, T, d_model
@@ -79,7 +85,7 @@ class DeltaNet(Mixer):
 
     def __init__(self, config: DeltaNetConfig, d_model: int):
         super().__init__()
-        check_eigenvalues("DeltaNet", config.eigenvalues)
+        check_eigenvalues("DeltaNet", config.eigenvalues, DISC)
         if config.qk_activation not in ACTIVATIONS:
             raise unknown_name("DeltaNet: qk_activation", config.qk_activation, ACTIVATIONS)
         check_sizes(
@@ -91,6 +97,8 @@ class DeltaNet(Mixer):
         )
         check_sizes("DeltaNet", 0, convolution=config.convolution)
         check_eps("DeltaNet", head_norm_eps=config.head_norm_eps)
+        if config.signed_gate and not config.gated:
+            raise UserError("DeltaNet: signed_gate is True without a gate. Set gated=True too.")
         self.config, self.heads, n = config, config.heads, config.householders
         if config.head_dim is None:
             self.K = divide("DeltaNet", d_model, config.heads, "heads")
@@ -98,7 +106,8 @@ class DeltaNet(Mixer):
             self.K = config.head_dim
         self.V = config.value_dim or self.K
         # Eq. 2: beta = phi keeps eigenvalues in [0, 1]; beta = 2 phi opens them to [-1, 1].
-        self.beta_max = {"[0,1]": 1.0, "[-1,1]": 2.0}[config.eigenvalues]
+        self.beta_max = 1.0 if config.eigenvalues == "[0,1]" else 2.0
+        self.signed = config.signed_gate and config.eigenvalues != "[0,1]"
         keys, values = self.heads * self.K, self.heads * self.V
         self.to_q = nn.Linear(d_model, keys, bias=False)
         self.to_k = nn.Linear(d_model, n * keys, bias=False)
@@ -114,6 +123,10 @@ class DeltaNet(Mixer):
             self.to_decay = nn.Linear(d_model, self.heads, bias=False)
             self.A_log = no_weight_decay(nn.Parameter(torch.empty(self.heads).uniform_(1e-3, 16).log()))
             self.decay_bias = no_weight_decay(nn.Parameter(log_uniform_steps(self.heads)))
+        self.to_angle = None
+        if config.eigenvalues == "unit-circle":
+            pairs = divide("DeltaNet", self.K, 2, "channels of a rotation")
+            self.to_angle = nn.Linear(d_model, self.heads * pairs, bias=False)
         self.output_gate = nn.Linear(d_model, values, bias=False) if config.output_gate else None
         self.norm = RMSNorm(self.V, eps=config.head_norm_eps)
         self.to_out = nn.Linear(values, d_model, bias=False)
@@ -133,13 +146,13 @@ class DeltaNet(Mixer):
 
     def _rule(self, x: Tensor, state: DeltaNetState | None, packing: Packing | None):
         """Outputs of the rule, last state, next past of the convolutions, and the output gate or None."""
-        q, k, v, beta, g, gate, convolution = self._inputs(x, state, packing)
+        q, k, v, beta, gates, gate, convolution = self._inputs(x, state, packing)
         o, S = delta_rule(
             q,
             k,
             v,
             beta,
-            g=g,
+            **gates,
             beta_from_logits=self.beta_max,
             householders=self.config.householders,
             initial_state=None if state is None else state.S,
@@ -152,7 +165,8 @@ class DeltaNet(Mixer):
     def _recomputes(self, x: Tensor) -> bool:
         """Whether `_recomputing_rule` may stand for `_rule`, and x is large enough for it."""
         config, convolutions = self.config, tuple(self.convolutions or ())
-        plain = not config.gated and self.output_gate is None and config.qk_activation != "relu"
+        plain = not config.gated and self.to_angle is None and self.output_gate is None
+        plain = plain and config.qk_activation != "relu"
         if not (plain and convolutions and recomputes(x)):
             return False
         if not may_read(ShortConvolution, *convolutions):
@@ -188,28 +202,39 @@ class DeltaNet(Mixer):
         return tuple(convolution.next_state(y, None, packing) for convolution, y in each)
 
     def _controls(self, x: Tensor, state: DeltaNetState | None):
-        """Inputs of the recurrence: q (B, T, H, K); k, v (B, T n, H, .); beta (B, T n, H); g (B, T, H)."""
-        q, k, v, logits, g, _, convolution = self._inputs(x, state)
-        return q, k, v, self.beta_max * torch.sigmoid(at_least_float32(logits)), g, convolution
+        """Inputs of the recurrence: q (B, T, H, K); k, v (B, T n, H, .); beta (B, T n, H); gates by name."""
+        q, k, v, logits, gates, _, convolution = self._inputs(x, state)
+        return q, k, v, self.beta_max * torch.sigmoid(at_least_float32(logits)), gates, convolution
 
     def _inputs(self, x: Tensor, state: DeltaNetState | None, packing: Packing | None = None):
         """As `_controls`, but with the logits of beta instead of beta, and the output gate or None."""
         past = None if state is None else state.convolution
-        (q, k, v), beta, g, gate, convolution = self._projections(x, past, packing)
+        (q, k, v), others, convolution = self._projections(x, past, packing)
         # (B, T, n H D) -> (B, T n, H, D): the Householder factors of a token are consecutive in time
         q = q.unflatten(-1, (self.heads, self.K))
         k = k.unflatten(-1, (-1, self.heads, self.K)).flatten(1, 2)
         v = v.unflatten(-1, (-1, self.heads, self.V)).flatten(1, 2)
-        beta = beta.unflatten(-1, (-1, self.heads)).flatten(1, 2)
-        if g is not None:
-            g = -self.A_log.exp() * F.softplus(at_least_float32(g) + self.decay_bias)
-        return q, k, v, beta, g, gate, convolution
+        beta = others["beta"].unflatten(-1, (-1, self.heads)).flatten(1, 2)
+        return q, k, v, beta, self._gates(others), others.get("gate"), convolution
+
+    def _gates(self, others: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Decays and angles as the op takes them: `g` (B, T, H), or `a` with a sign; `angle` (B, T, H, K/2)."""
+        gates = {}
+        if "decay" in others:
+            g = -self.A_log.exp() * F.softplus(at_least_float32(others["decay"]) + self.decay_bias)
+            gates = {"a": 2 * g.exp() - 1} if self.signed else {"g": g}
+        if "angle" in others:
+            turns = torch.tanh(at_least_float32(others["angle"]))
+            gates["angle"] = math.pi * turns.unflatten(-1, (self.heads, -1))
+        return gates
 
     def _projections(self, x: Tensor, past: tuple[Tensor, ...] | None, packing: Packing | None):
-        """q, k, v after convolution and activation; logits of beta and of the decay; gate; next past."""
+        """q, k, v after convolution and activation; the other products by name; next past."""
         rest = {"beta": self.to_beta}
         if self.config.gated:
             rest["decay"] = self.to_decay
+        if self.to_angle is not None:
+            rest["angle"] = self.to_angle
         if self.output_gate is not None:
             rest["gate"] = self.output_gate
         linears = (self.to_q, self.to_k, self.to_v, *rest.values())
@@ -219,8 +244,7 @@ class DeltaNet(Mixer):
             parts = [linear(x) for linear in linears]
             others = parts[3:]
             qkv, next_past = self._filtered(parts[:3], past, packing)
-        named = dict(zip(rest, others, strict=True))
-        return qkv, named["beta"], named.get("decay"), named.get("gate"), next_past
+        return qkv, dict(zip(rest, others, strict=True)), next_past
 
     def _joined_projections(
         self,
@@ -278,24 +302,15 @@ class DeltaNet(Mixer):
         """What the equation depends on: the eigenvalue range, the heads, and the variant."""
         shown = {"eigenvalues": self.config.eigenvalues, "heads": self.heads, "K": self.K, "V": self.V}
         if self.config.gated:
-            shown["gated"] = True
+            shown["gated"] = "signed" if self.signed else True
         if self.config.householders > 1:
             shown["householders"] = self.config.householders
         return ", ".join(f"{name}={value}" for name, value in shown.items())
 
     @torch.no_grad()
     def transition_eigenvalues(self, x: Tensor, state: DeltaNetState | None = None) -> Tensor:
-        """(B, T, H, K): 1 - beta once and 1 elsewhere, times the decay. Complex from two factors on."""
-        _, k, _, beta, g, _ = self._controls(x, state)
-        k = l2_normalise(at_least_float32(k))
-        decay = torch.ones_like(x[..., :1]) if g is None else g.exp()
-        n = self.config.householders
-        if n == 1:
-            spectrum = torch.ones_like(k)
-            spectrum[..., 0] = 1 - beta * k.square().sum(-1)
-            return spectrum * decay[..., None]
-        k, beta = k.unflatten(1, (-1, n)), beta.unflatten(1, (-1, n))
-        A = torch.eye(self.K, device=x.device, dtype=k.dtype)
-        for i in range(n):
-            A = A - beta[:, :, i, :, None, None] * k[:, :, i, :, :, None] * (k[:, :, i, :, None, :] @ A)
-        return torch.linalg.eigvals(A) * decay[..., None]
+        """(B, T, H, K): 1 - beta once and 1 elsewhere, times the gate. Complex from two factors on, and with
+        rotations."""
+        _, k, _, beta, gates, _ = self._controls(x, state)
+        gate = gates["g"].exp() if "g" in gates else gates.get("a")
+        return delta_spectrum(k, beta, gate, gates.get("angle"), self.config.householders)

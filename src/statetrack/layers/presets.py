@@ -11,6 +11,7 @@ from statetrack.layers.baselines import DenseTransitionConfig, DiagonalToyConfig
 from statetrack.layers.deltanet import DeltaNetConfig
 from statetrack.layers.gla import GLAConfig
 from statetrack.layers.hgrn2 import HGRN2Config
+from statetrack.layers.kda import KDAConfig
 from statetrack.layers.mamba import MambaConfig
 from statetrack.layers.mamba2 import Mamba2Config
 from statetrack.layers.mixer import MixerConfig
@@ -27,7 +28,10 @@ PRESETS: dict[str, ModelConfig] = {
     # the SiLU of q and k went with it.
     "deltanet-no-conv": ModelConfig(DeltaNetConfig(convolution=0, qk_activation="identity")),
     "gated-deltanet": ModelConfig(DeltaNetConfig(gated=True, output_gate=True)),
+    "gated-deltanet-signed": ModelConfig(DeltaNetConfig(gated=True, output_gate=True, signed_gate=True)),
+    "deltanet-rotating": ModelConfig(DeltaNetConfig(eigenvalues="unit-circle")),
     "deltaproduct": ModelConfig(DeltaNetConfig(householders=2)),
+    "kda": ModelConfig(KDAConfig()),
     "mamba": ModelConfig(MambaConfig(), mlp_ratio=0),
     "mamba2": ModelConfig(Mamba2Config(), mlp_ratio=0),
     "gla": ModelConfig(GLAConfig()),

@@ -2,7 +2,7 @@
 
 Both extensions of Table 2 (tab:eigenvalue_range) put 2 a - 1 in the place of an eigenvalue a in [0,1]:
 
-    DeltaNet    1 - beta, beta = sigmoid(z)      becomes    1 - 2 sigmoid(z)
+    DeltaNet    1 - beta, beta = sigmoid(z)      becomes    1 - 2 sigmoid(z)      (KDA too)
     Mamba       exp(delta A)                     becomes    2 exp(delta A) - 1
 
 So with the same weights the distance to 1 doubles: what was kept (1) is kept, what faded by a tenth (0.9)
@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from statetrack.errors import UserError, unknown_name
 from statetrack.layers.deltanet import DeltaNet
+from statetrack.layers.kda import KDA
 from statetrack.layers.mamba import Mamba
 from statetrack.layers.model import Model
 from statetrack.layers.precision import at_least_float32
@@ -88,17 +89,17 @@ def _inputs_of_mixers(model: Model, tokens: Tensor) -> list[Tensor]:
 
 
 def _refit(mixer: nn.Module) -> Callable[[Any, Tensor], None]:
-    if isinstance(mixer, DeltaNet):
+    if isinstance(mixer, DeltaNet | KDA):
         return _halve_beta
     if isinstance(mixer, Mamba):
         return _halve_distance
     raise UserError(
-        f"extended_range: {type(mixer).__name__} cannot keep its function, expected DeltaNet or Mamba. "
+        f"extended_range: {type(mixer).__name__} cannot keep its function, expected DeltaNet, KDA or Mamba. "
         'Use keep="weights".'
     )
 
 
-def _halve_beta(mixer: DeltaNet, x: Tensor) -> None:
+def _halve_beta(mixer: DeltaNet | KDA, x: Tensor) -> None:
     """Weights W' of the betas with sigmoid(W' x) near sigmoid(W x) / 2, in cross-entropy, on x (B, T, D)."""
     x, old = at_least_float32(x).flatten(0, 1), at_least_float32(mixer.to_beta.weight.detach())
     target = torch.sigmoid(x @ old.T) / 2

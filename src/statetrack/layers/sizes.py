@@ -15,6 +15,7 @@ from statetrack.layers.attention import AttentionConfig
 from statetrack.layers.deltanet import DeltaNetConfig
 from statetrack.layers.gla import GLAConfig
 from statetrack.layers.hgrn2 import HGRN2Config
+from statetrack.layers.kda import KDAConfig
 from statetrack.layers.mamba import MambaConfig
 from statetrack.layers.mamba2 import Mamba2Config
 from statetrack.layers.mixer import MixerConfig
@@ -46,7 +47,10 @@ SIZES = {
 MIXERS: dict[str, tuple[float | None, float]] = {
     "deltanet": (2.75, 1e-6),
     "gated-deltanet": (2.5, 1e-6),
+    "gated-deltanet-signed": (2.5, 1e-6),
+    "deltanet-rotating": (2.625, 1e-6),
     "deltaproduct": (2.0, 1e-6),
+    "kda": (2.625, 1e-6),
     "transformer": (2.75, 1e-6),
     "mamba": (None, 1e-5),
     "mamba2": (None, 1e-5),
@@ -82,7 +86,7 @@ def _at_size(preset: ModelConfig, size: Size, mlp_ratio: float | None, norm_eps:
 
 
 def _mixer_at_size(mixer: MixerConfig, size: Size, norm_eps: float) -> MixerConfig:
-    if isinstance(mixer, DeltaNetConfig):
+    if isinstance(mixer, DeltaNetConfig | KDAConfig):
         return replace(mixer, heads=size.heads, head_norm_eps=norm_eps)
     if isinstance(mixer, GLAConfig | HGRN2Config):
         return replace(mixer, heads=size.heads)

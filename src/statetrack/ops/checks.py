@@ -14,6 +14,7 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 from statetrack.errors import UserError
 
 EIGENVALUES = ("[0,1]", "[-1,1]")
+DISC = (*EIGENVALUES, "unit-circle")  # the ranges of mixers that can turn pairs of channels
 
 _checked: ContextVar[bool | None] = ContextVar("statetrack_checked", default=None)
 
@@ -168,9 +169,11 @@ def check_finite(op: str, *, time: int | None = None, **tensors: Tensor | None) 
             )
 
 
-def check_eigenvalues(where: str, eigenvalues: str) -> None:
-    """Refuse anything but the two ranges the paper compares."""
-    if eigenvalues not in EIGENVALUES:
+def check_eigenvalues(where: str, eigenvalues: str, ranges: tuple[str, ...] = EIGENVALUES) -> None:
+    """Refuse anything but these ranges: the two that the paper compares, unless a mixer has more."""
+    if eigenvalues not in ranges:
+        names = [f'"{name}"' for name in ranges]
         raise UserError(
-            f'{where}: eigenvalues is {eigenvalues!r}, expected "[0,1]" or "[-1,1]", quoted in a shell.'
+            f"{where}: eigenvalues is {eigenvalues!r}, expected {', '.join(names[:-1])} or {names[-1]}, quoted "
+            "in a shell."
         )

@@ -9,7 +9,7 @@ from statetrack.errors import require
 # The colour-blind-safe palette of Okabe and Ito; line styles distinguish curves in grey print.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-STYLES = {"[0,1]": (0, (4, 2)), "[-1,1]": "-"}
+STYLES = {"[0,1]": (0, (4, 2)), "[-1,1]": "-", "unit-circle": (0, (1, 1))}
 
 
 @dataclass(frozen=True)

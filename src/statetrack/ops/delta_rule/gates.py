@@ -23,7 +23,7 @@ from statetrack.ops.autograd import first_derivative_only
 from statetrack.ops.backends import load
 from statetrack.ops.delta_rule.options import DeltaRuleOptions
 from statetrack.ops.delta_rule.reference import delta_rule_reference
-from statetrack.ops.gated_linear_attention.rotation import cumulated_angles, rotate
+from statetrack.ops.gated_linear_attention.rotation import both_of_pair, cumulated_angles, rotate
 
 # A backend is a function of q, k, v, beta, gate, initial_state, cu_seqlens and options.
 BACKENDS = {
@@ -118,7 +118,10 @@ def folded_native(q, k, v, beta, gate: Gate, initial_state, cu_seqlens, options)
 
 def folded_triton(q, k, v, beta, gate: Gate, initial_state, cu_seqlens, options) -> tuple[Tensor, Tensor]:
     """The Triton kernels on queries and keys with signs and angles folded in."""
-    run = load("statetrack.ops.delta_rule.triton.backend:delta_rule_triton")
+    if gate.per_channel:
+        run = load("statetrack.ops.delta_rule.triton.channel_backend:delta_rule_channel_triton")
+    else:
+        run = load("statetrack.ops.delta_rule.triton.backend:delta_rule_triton")
     return _folded(run, q, k, v, beta, gate, initial_state, cu_seqlens, options)
 
 
@@ -138,6 +141,8 @@ def fold(
     q' and k' have the dtype of q and k; signs and angles are cumulated from the start of each sequence.
     """
     sign, g = gate.signs_and_logs()
+    if g is not None and g.ndim == 4 and gate.angle is not None:
+        g = both_of_pair(g)
     c = None if sign is None else cumulated_signs(sign.detach(), cu_seqlens)
     if c is not None:
         c = c if c.ndim == 4 else c[..., None]
@@ -194,8 +199,8 @@ def native_refuses(gate: Gate, q: Tensor, v: Tensor, householders: int) -> str |
 
 def triton_refuses(gate: Gate, q: Tensor, v: Tensor, householders: int) -> str | None:
     """Why the Triton kernels cannot take these gates, or None."""
-    if gate.per_channel:
-        return "gates per key channel are not offered there"
+    if gate.per_channel and householders > 1:
+        return "gates per key channel with several Householder factors per token are not offered there"
     if q.numel() == 0 or v.numel() == 0:
         return "the input is empty"
     return load("statetrack.ops.delta_rule.triton.plan:refuses")(q, v)

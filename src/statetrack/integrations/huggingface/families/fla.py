@@ -18,6 +18,7 @@ from statetrack.integrations.huggingface.families.family import (
 )
 from statetrack.integrations.huggingface.families.olmo_hybrid import LINEARS, MLP, attention_rows
 from statetrack.layers import AttentionConfig, DeltaNetConfig, ModelConfig
+from statetrack.ops.checks import EIGENVALUES
 
 DELTANET, GATED = "fla-deltanet", "fla-gated-deltanet"
 
@@ -140,6 +141,7 @@ def write(name: str, config: ModelConfig) -> dict[str, Any]:
         where, [m for m in mixers if not isinstance(m, AttentionConfig)], DeltaNetConfig, "linear layers"
     )
     expect(where, linear, householders=1, gated=name == GATED, head_norm_eps=config.norm_eps)
+    expect(where, linear, eigenvalues=EIGENVALUES, signed_gate=False)
     K = linear.head_dim or config.d_model // linear.heads
     V = linear.value_dim or K
     settings = {

@@ -24,6 +24,7 @@ from statetrack.integrations.huggingface.families.family import (
     single,
 )
 from statetrack.layers import AttentionConfig, DeltaNetConfig, Model, ModelConfig
+from statetrack.ops.checks import EIGENVALUES
 
 NAME = "olmo_hybrid"
 HEAD_NORM_EPS = 1e-5  # not an option of the family
@@ -100,7 +101,7 @@ def write(config: ModelConfig) -> dict[str, Any]:
     )
     linear = single(where, [m for m in mixers if m != attention], DeltaNetConfig, "other layers")
     expect(where, linear, gated=True, output_gate=True, householders=1, qk_activation="silu")
-    expect(where, linear, head_norm_eps=HEAD_NORM_EPS)
+    expect(where, linear, head_norm_eps=HEAD_NORM_EPS, eigenvalues=EIGENVALUES, signed_gate=False)
     expect(where, attention, qk_norm=True, qk_norm_eps=config.norm_eps)
     if not linear.convolution:
         raise UserError(f"{where}: convolution is 0, expected at least 1: its layers have a convolution.")

@@ -94,12 +94,20 @@ def _tables(cu_seqlens: Tensor | None, case: Case) -> tuple[Tensor, Tensor, Tens
         return None
     if case.plan.short_forward is not None:  # whose kernels read the offsets alone
         return cu_seqlens, cu_seqlens, cu_seqlens
-    C = case.plan.C
-    bounds = cu_seqlens.long() * case.householders
+    return chunk_tables(cu_seqlens, case.plan.C, case.householders, case.chunks)
+
+
+def chunk_tables(
+    cu_seqlens: Tensor | None, C: int, householders: int, chunks: int
+) -> tuple[Tensor, Tensor, Tensor] | None:
+    """The tables for chunks of C steps, of which there are at most `chunks`."""
+    if cu_seqlens is None:
+        return None
+    bounds = cu_seqlens.long() * householders
     per_sequence = (bounds.diff() + C - 1) // C
     last = per_sequence.cumsum(0)
     first_chunk = last - per_sequence
-    chunk = torch.arange(case.chunks, device=cu_seqlens.device)
+    chunk = torch.arange(chunks, device=cu_seqlens.device)
     sequence = torch.searchsorted(last, chunk, right=True)
     unused = sequence == last.numel()
     sequence = sequence.clamp(max=last.numel() - 1)
