@@ -32,6 +32,7 @@ MODULES = (
     "statetrack.ops.embedding",
     "statetrack.ops.linear_cross_entropy",
     "statetrack.ops.gated_linear_attention",
+    "statetrack.ops.generalised_delta_rule",
     "statetrack.ops.mlstm",
     "statetrack.ops.pack",
     "statetrack.ops.rms_norm",

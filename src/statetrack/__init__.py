@@ -27,6 +27,8 @@ if TYPE_CHECKING:
         DeltaNet,
         DeltaNetConfig,
         Mamba,
+        Mamba3,
+        Mamba3Config,
         MambaConfig,
         Mixer,
         MixerConfig,
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
     from statetrack.ops.checks import checked
     from statetrack.ops.delta_rule import delta_rule
     from statetrack.ops.gated_linear_attention import gated_linear_attention
+    from statetrack.ops.generalised_delta_rule import generalised_delta_rule
     from statetrack.ops.mlstm import mlstm
     from statetrack.ops.selective_scan import selective_scan
     from statetrack.ops.short_convolution import short_convolution
@@ -70,6 +73,8 @@ __all__ = [
     "EvaluationConfig",
     "MLSTMConfig",
     "Mamba",
+    "Mamba3",
+    "Mamba3Config",
     "MambaConfig",
     "Mixer",
     "MixerConfig",
@@ -94,6 +99,7 @@ __all__ = [
     "extended_range",
     "factor",
     "gated_linear_attention",
+    "generalised_delta_rule",
     "generate",
     "load_run",
     "mlstm",
@@ -112,14 +118,14 @@ _MODULES = {
     "automata": "DFA analyse compile_dfa explain factor",
     "errors": "UserError",
     "integrations.acceleration": "accelerate",
-    "layers": "MLSTM SLSTM Attention AttentionConfig DeltaNet DeltaNetConfig MLSTMConfig Mamba MambaConfig "
-    "Mixer MixerConfig Model ModelConfig SLSTMConfig build count_parameters extended_range model_config "
+    "layers": "MLSTM SLSTM Attention AttentionConfig DeltaNet DeltaNetConfig MLSTMConfig Mamba Mamba3 "
+    "Mamba3Config MambaConfig Mixer MixerConfig Model ModelConfig SLSTMConfig build count_parameters extended_range model_config "
     "register_mixer",
     "lm.generate": "generate",
     "lm.models": "open_model",
     "ops.checks": "checked",
-    **{f"ops.{op}": op for op in ("delta_rule", "gated_linear_attention", "mlstm", "selective_scan")},
-    **{f"ops.{op}": op for op in ("short_convolution", "slstm")},
+    **{f"ops.{op}": op for op in ("delta_rule", "gated_linear_attention", "generalised_delta_rule")},
+    **{f"ops.{op}": op for op in ("mlstm", "selective_scan", "short_convolution", "slstm")},
     "run": "load_run",
     "spec": "EvaluationConfig RunSpec TrainingConfig",
     "tasks": "TASKS Batch Task register_task task",

@@ -9,8 +9,8 @@ import torch
 import statetrack
 from statetrack.compat import fla, mamba_ssm
 
-LAYERS = ("Attention", "DeltaNet", "MLSTM", "Mamba", "SLSTM")
-OPS = ("delta_rule", "mlstm", "selective_scan", "short_convolution", "slstm")
+LAYERS = ("Attention", "DeltaNet", "MLSTM", "Mamba", "Mamba3", "SLSTM")
+OPS = ("delta_rule", "generalised_delta_rule", "mlstm", "selective_scan", "short_convolution", "slstm")
 
 
 @pytest.mark.parametrize("name", statetrack.__all__)

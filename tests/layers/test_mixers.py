@@ -20,6 +20,9 @@ VARIANTS = {
         {"gated": True, "output_gate": True, "householders": 3, "head_dim": 6, "value_dim": 10, "heads": 2},
     ),
     "mamba-positive": ("mamba", {"eigenvalues": "[0,1]"}),
+    "mamba3-signed": ("mamba3", {"eigenvalues": "[-1,1]", "groups": 2}),
+    "mlstm-signed": ("mlstm", {"eigenvalues": "[-1,1]"}),
+    "mlstm-without-normaliser": ("mlstm", {"eigenvalues": "[-1,1]", "normaliser": False}),
     "slstm-no-convolution": ("slstm", {"convolution": 0, "bias_init": "standard"}),
 }
 

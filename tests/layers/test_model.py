@@ -55,6 +55,7 @@ def test_the_loss_of_a_last_position_task_counts_its_answers_and_nothing_else(na
         ("transformer", 128, (SwiGLU, 512), RMSNorm, True),
         ("mamba", 128, None, RMSNorm, True),
         ("mamba2", 128, None, RMSNorm, True),
+        ("mamba3", 128, (SwiGLU, 512), RMSNorm, True),
         ("gla", 128, (SwiGLU, 512), RMSNorm, True),
         ("hgrn2", 128, (SwiGLU, 512), RMSNorm, True),
         ("mlstm", 128, None, nn.LayerNorm, True),

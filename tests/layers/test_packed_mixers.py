@@ -22,6 +22,7 @@ CASES = {
     "kda": ("kda", {"heads": 2}),
     "mamba": ("mamba", {}),
     "mamba2": ("mamba2", {"heads": 2, "groups": 2, "d_state": 4}),
+    "mamba3": ("mamba3", {"heads": 2, "groups": 2, "d_state": 4}),
     "gla": ("gla", {"heads": 2}),
     "hgrn2": ("hgrn2", {"heads": 2}),
     "attention": ("transformer", {"heads": 2}),

@@ -5,7 +5,7 @@ import torch
 import xlstm
 
 from statetrack.errors import UserError
-from statetrack.layers import build
+from statetrack.layers import MLSTMConfig, build
 
 WIDTH, LAYERS, VOCABULARY = 32, 3, 11
 
@@ -148,3 +148,36 @@ def test_states_stay_float32_under_autocast(name):
 def test_unknown_bias_inits_are_refused(name):
     with pytest.raises(UserError, match="Did you mean 'standard'"):
         build(name, vocab_size=7, bias_init="standart")
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("eigenvalues", ["[0,1]", "[-1,1]"])
+def test_without_normaliser_the_mlstm_reads_its_memory_as_it_is(eigenvalues):
+    """C_t = f_t C_{t-1} + sigmoid(i_t) k_t v_t^T / sqrt(K), h_t = C_t^T q_t: mLSTMsig of Beck et al. 2025."""
+    torch.manual_seed(0)
+    mixer = MLSTMConfig(heads=2, eigenvalues=eigenvalues, normaliser=False).build(WIDTH, 1).double()
+    for p in mixer.parameters():
+        p.add_(0.3 * torch.randn_like(p))
+    x = torch.randn(1, 20, WIDTH).double()
+    y, _ = mixer(x)
+    q, k, v, i, f, skipped, z, _ = (a[0] if a is not None else a for a in mixer._controls(x, None))
+    C = torch.zeros(2, 32, 32).double()
+    for t in range(20):
+        gate = torch.sigmoid(f[t]) if eigenvalues == "[0,1]" else 2 * torch.sigmoid(f[t]) - 1
+        write = torch.sigmoid(i[t])[:, None] * k[t] / 32**0.5
+        C = gate[:, None, None] * C + write[:, :, None] * v[t][:, None, :]
+        h = torch.stack([C[n].T @ q[t, n] for n in range(2)])
+        h = (h - h.mean(-1, keepdim=True)) / (h.var(-1, keepdim=True, unbiased=False) + 1e-5).sqrt()
+        h = h.flatten() * mixer.norm.weight + mixer.skip * skipped[t]
+        torch.testing.assert_close(y[0, t], mixer.to_out.weight @ (h * z[t] * torch.sigmoid(z[t])))
+
+
+def test_a_signed_mlstm_says_so_and_starts_with_gates_of_both_signs():
+    torch.manual_seed(0)
+    mixer = build("mlstm", vocab_size=VOCABULARY, d_model=WIDTH, eigenvalues="[-1,1]").blocks[0].mixer
+    assert "eigenvalues=[-1,1], heads=4, normaliser=True" in str(mixer)
+    gates = mixer.transition_eigenvalues(torch.randn(4, 50, WIDTH))
+    assert gates.min() < -0.3
+    assert gates.max() > 0.3
+    with pytest.raises(UserError, match="MLSTM: eigenvalues is"):
+        MLSTMConfig(eigenvalues="unit-circle").build(WIDTH, 1)

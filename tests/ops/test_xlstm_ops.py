@@ -184,3 +184,93 @@ def test_checked_mode_refuses_nan():
     x, R = slstm_inputs(4)
     with checked(), pytest.raises(UserError, match="x holds NaN"):
         slstm(x * float("nan"), R)
+
+
+# Signed forget gates
+
+
+def signed_inputs(T, B=2, H=2, K=3, V=5, spread=2.0, dtype=torch.float64):
+    """Gates of both signs, among them one of exactly 0."""
+    q, k, v, i, f = (x.detach() for x in mlstm_inputs(T, B, H, K, V, spread, dtype))
+    f = f - 2
+    f[:, T // 2] = 0.0
+    return [x.requires_grad_() for x in (q, k, v, i, f)]
+
+
+def unstabilised(q, k, v, i, f, gate=lambda f: 2 * torch.sigmoid(f) - 1):
+    """The signed mLSTM as its equations read, without m: every step a matrix, in float64."""
+    (B, T, H, K), V = q.shape, v.shape[-1]
+    C, n, outputs = q.new_zeros(B, H, K, V), q.new_zeros(B, H, K), []
+    for t in range(T):
+        a, write = gate(f[:, t, :, None]), torch.exp(i[:, t, :, None]) / K**0.5
+        C = a[..., None] * C + (write * k[:, t])[..., None] * v[:, t, :, None, :]
+        n = a * n + write * k[:, t]
+        scale = (n * q[:, t]).sum(-1, keepdim=True).abs().clamp(min=1)
+        outputs.append(torch.einsum("bhkv,bhk->bhv", C, q[:, t]) / scale)
+    return torch.stack(outputs, dim=1), C, n
+
+
+@pytest.mark.parametrize("T", [1, 64, 65, 150])
+@pytest.mark.parametrize("backend", ["reference", "chunked"])
+def test_signed_mlstm_is_the_recurrence_with_gates_of_both_signs_with_all_gradients(backend, T):
+    inputs = signed_inputs(T, spread=1.0)
+    h, cell = mlstm(*inputs, signed=True, backend=backend)
+    expected, C, n = unstabilised(*inputs)
+    scale = cell.m.exp()[..., None]
+    torch.testing.assert_close((scale[..., None] * cell.C, scale * cell.n), (C, n))
+    # the eps of the normaliser, 1e-6 beside exp(-m), is not in the equations
+    torch.testing.assert_close(h, expected, rtol=1e-4, atol=1e-4)
+    for actual, gradient in zip(
+        torch.autograd.grad((h.cos() * 0.1).sum(), inputs),
+        torch.autograd.grad((expected.cos() * 0.1).sum(), inputs),
+        strict=True,
+    ):
+        torch.testing.assert_close(actual, gradient, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("T", [1, 64, 65, 150])
+def test_signed_backends_agree_with_all_gradients(T):
+    inputs, results = signed_inputs(T), {}
+    for backend in ("reference", "chunked"):
+        h, cell = mlstm(*inputs, signed=True, backend=backend)
+        results[backend] = [h, *cell, *torch.autograd.grad(loss(h, cell), inputs)]
+    for actual, expected in zip(results["chunked"], results["reference"], strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-7, atol=1e-8)
+
+
+@pytest.mark.parametrize("backend", ["reference", "chunked"])
+def test_signed_pieces_with_carried_state_equal_one_pass_with_all_gradients(backend):
+    inputs = signed_inputs(70)
+    h, cell = mlstm(*inputs, signed=True, backend=backend)
+    expected = [h, *torch.autograd.grad(loss(h, cell), inputs)]
+    outputs, cell = [], None
+    for start, stop in ((0, 1), (1, 2), (2, 68), (68, 70)):
+        part = pieces("mlstm", inputs, start, stop)
+        h, cell = mlstm(*part, signed=True, initial_state=cell, backend=backend)
+        outputs.append(h)
+    h = torch.cat(outputs, 1)
+    for a, e in zip([h, *torch.autograd.grad(loss(h, cell), inputs)], expected, strict=True):
+        torch.testing.assert_close(a, e, rtol=1e-7, atol=1e-8)
+
+
+@pytest.mark.parametrize("backend", ["reference", "chunked"])
+@pytest.mark.parametrize("spread", [50.0, 500.0])
+def test_extreme_signed_gates_stay_finite_in_float32(backend, spread):
+    inputs = signed_inputs(300, spread=spread, dtype=torch.float32)
+    h, _ = mlstm(*inputs, signed=True, backend=backend)
+    h.sum().backward()
+    assert torch.isfinite(h).all()
+    assert all(torch.isfinite(x.grad).all() for x in inputs)
+
+
+@pytest.mark.parametrize("backend", ["reference", "chunked"])
+def test_the_sign_of_the_memory_survives_the_normaliser(backend):
+    """One value written once and flipped by every later step: h changes its sign, n . q only its size."""
+    T = 40
+    i = torch.full((1, T, 1), -40.0, dtype=torch.float64)
+    i[:, 0] = 3.0
+    ones = torch.ones(1, T, 1, 1, dtype=torch.float64)
+    f = torch.full((1, T, 1), -40.0, dtype=torch.float64)
+    h, _ = mlstm(ones, ones, ones, i, f, signed=True, backend=backend)
+    flips = (-1.0) ** torch.arange(T, dtype=torch.float64)
+    torch.testing.assert_close(h.flatten(), flips, rtol=1e-4, atol=1e-4)

@@ -30,6 +30,7 @@ MIXER_LINES = {
     "kda": "Kimi Delta Attention: Gated DeltaNet with a gate per channel",
     "mamba": "Mamba",
     "mamba2": "Mamba-2",
+    "mamba3": "Mamba-3 (single input), whose states turn",
     "gla": "gated linear attention",
     "hgrn2": "HGRN2",
     "transformer": "causal attention",

@@ -13,6 +13,7 @@ from statetrack.layers.hgrn2 import HGRN2, HGRN2Config
 from statetrack.layers.kda import KDA, KDAConfig
 from statetrack.layers.mamba import Mamba, MambaConfig
 from statetrack.layers.mamba2 import Mamba2, Mamba2Config
+from statetrack.layers.mamba3 import Mamba3, Mamba3Config
 from statetrack.layers.mixer import Mixer, MixerConfig
 from statetrack.layers.mlstm import MLSTM, MLSTMConfig
 from statetrack.layers.model import Model, ModelConfig
@@ -44,6 +45,8 @@ __all__ = [
     "Mamba",
     "Mamba2",
     "Mamba2Config",
+    "Mamba3",
+    "Mamba3Config",
     "MambaConfig",
     "Mixer",
     "MixerConfig",

@@ -10,7 +10,12 @@ from torch import Tensor, nn
 
 from statetrack.layers.checks import check_eps, check_sizes, divide
 from statetrack.layers.convolution import ShortConvolution
-from statetrack.layers.initialisation import log_uniform_steps, no_weight_decay
+from statetrack.layers.initialisation import (
+    log_uniform_steps,
+    no_weight_decay,
+    opposite_rows,
+    signed_steps,
+)
 from statetrack.layers.mixer import Mixer, Packing, offsets, returns_states
 from statetrack.layers.norm import RMSNorm, normalise
 from statetrack.layers.precision import at_least_float32, working_dtype
@@ -70,6 +75,9 @@ class Mamba2(Mixer):
         with torch.no_grad():
             # the residual stream sums the outputs of all blocks
             self.out_proj.weight /= math.sqrt(layers)
+            if config.eigenvalues == "[-1,1]":
+                self.dt_bias.copy_(signed_steps(self.A_log.exp()))
+                opposite_rows(self.in_proj.weight[-config.heads :])
 
     def forward(
         self, x: Tensor, state: Mamba2State | None = None, *, packing: Packing | None = None

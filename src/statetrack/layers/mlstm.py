@@ -1,4 +1,4 @@
-"""The mLSTM block of xLSTM (Beck et al. 2024): a linear RNN with a scalar forget gate in (0, 1) per head."""
+"""The mLSTM block of xLSTM (Beck et al. 2024): a linear RNN with a scalar forget gate per head, of either sign."""
 
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -7,13 +7,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from statetrack.config import added
 from statetrack.errors import unknown_name
 from statetrack.layers.checks import divide
 from statetrack.layers.convolution import ShortConvolution
 from statetrack.layers.headwise import HeadNorm, HeadwiseLinear, round_up
-from statetrack.layers.initialisation import small_init, wang_init
+from statetrack.layers.initialisation import opposite_rows, small_init, wang_init
 from statetrack.layers.mixer import Mixer
 from statetrack.layers.precision import at_least_float32
+from statetrack.ops.checks import check_eigenvalues
+from statetrack.ops.gated_linear_attention import gated_linear_attention
 from statetrack.ops.mlstm import MLSTMCell, mlstm
 
 BIASES = ("linspace", "standard")
@@ -30,6 +33,9 @@ class MLSTMConfig:
     # initial biases of the gates. linspace: forget gate from 3 to 6 across the heads, input gate N(0, 0.1^2);
     # standard: those of nn.Linear, as the paper has them for modular arithmetic (App. E.1)
     bias_init: Literal["linspace", "standard"] = "linspace"
+    eigenvalues: Literal["[0,1]", "[-1,1]"] = added("[0,1]")  # of the forget gate: sigmoid(f), 2 sigmoid(f) - 1
+    # whether n divides the output. Without it the input gate is a sigmoid instead of an exp (Beck et al. 2025)
+    normaliser: bool = added(True)
 
     def build(self, d_model: int, layers: int) -> "MLSTM":
         return MLSTM(self, d_model, layers)
@@ -37,6 +43,13 @@ class MLSTMConfig:
 
 class MLSTMState(NamedTuple):
     cell: MLSTMCell  # C (B, H, K, K), n (B, H, K), m (B, H), float32
+    convolution: Tensor  # (B, width, 3)
+
+
+class MLSTMSigmoidState(NamedTuple):
+    """Without the normaliser."""
+
+    S: Tensor  # (B, H, K, K), float32
     convolution: Tensor  # (B, width, 3)
 
 
@@ -51,6 +64,11 @@ class MLSTM(Mixer):
     The transition is f_t times the identity, f_t in (0, 1): no negative eigenvalues. Returns y and the state
     to go on from.
 
+    With `eigenvalues` "[-1,1]" the gate is 2 sigmoid - 1, in (-1, 1), in C and n alike. Their sums then have
+    signs and can cancel: |n . q| may fall below 1, where h stops being a mean of the values, and the sign of
+    C^T q is kept, as |n . q| divides it (docs/gates.md). `normaliser=False` has none of this: h = C^T q and
+    i = sigmoid, so that nothing can overflow (mLSTMsig in Beck et al. 2025); the norm after it sets the scale.
+
     >>> layer = MLSTM(MLSTMConfig(heads=4), d_model=64)
     >>> y, state = layer(torch.randn(2, 16, 64))                     # B, T, d_model
     >>> y.shape, state.cell.C.shape
@@ -61,6 +79,7 @@ class MLSTM(Mixer):
         super().__init__()
         if config.bias_init not in BIASES:
             raise unknown_name("MLSTM: bias_init", config.bias_init, BIASES)
+        check_eigenvalues("MLSTM", config.eigenvalues)
         self.config, self.heads = config, config.heads
         width = round_up(config.proj_factor * d_model)
         K = divide("MLSTM", width, config.heads, "heads")
@@ -76,20 +95,47 @@ class MLSTM(Mixer):
         for linear in (self.to_up, self.to_q, self.to_k, self.to_v):
             small_init(linear.weight, d_model)
         wang_init(self.to_out.weight, d_model, layers)
+        self._initialise_gates()
+
+    @torch.no_grad()
+    def _initialise_gates(self) -> None:
+        """As in the xlstm package; gates that may have a sign start in the middle, and depend on the input."""
+        signed = self.config.eigenvalues == "[-1,1]"
         nn.init.zeros_(self.to_i.weight)
         nn.init.zeros_(self.to_f.weight)
-        if config.bias_init == "linspace":
+        if self.config.bias_init == "linspace":
             nn.init.normal_(self.to_i.bias, std=0.1)
-            with torch.no_grad():
-                self.to_f.bias.copy_(torch.linspace(3, 6, config.heads))
+            ends = (-1, 1) if signed else (3, 6)
+            self.to_f.bias.copy_(torch.linspace(*ends, self.heads))
+        if signed:
+            # q, k and v have a variance of about 1 / width: logits of order 1
+            nn.init.normal_(self.to_f.weight)
+            opposite_rows(self.to_f.weight, factor=1.0)
 
-    def forward(self, x: Tensor, state: MLSTMState | None = None) -> tuple[Tensor, MLSTMState]:
+    def forward(
+        self, x: Tensor, state: MLSTMState | MLSTMSigmoidState | None = None
+    ) -> tuple[Tensor, MLSTMState | MLSTMSigmoidState]:
         q, k, v, i, f, c, z, convolution = self._controls(x, state)
-        h, cell = mlstm(q, k, v, i, f, initial_state=None if state is None else state.cell)
+        if self.config.normaliser:
+            cell = None if state is None else state.cell
+            signed = self.config.eigenvalues == "[-1,1]"
+            h, cell = mlstm(q, k, v, i, f, signed=signed, initial_state=cell)
+            after = MLSTMState(cell, convolution)
+        else:
+            S = None if state is None else state.S
+            k = (torch.sigmoid(i) * k.shape[-1] ** -0.5)[..., None] * k
+            h, S = gated_linear_attention(
+                q, k, v, **self._gates(f), scale=1.0, initial_state=S, output_final_state=True
+            )
+            after = MLSTMSigmoidState(S, convolution)
         h = self.norm(at_least_float32(h)) + self.skip * c
-        return self.to_out((h * F.silu(z)).to(x.dtype)), MLSTMState(cell, convolution)
+        return self.to_out((h * F.silu(z)).to(x.dtype)), after
 
-    def _controls(self, x: Tensor, state: MLSTMState | None):
+    def _gates(self, f: Tensor) -> dict[str, Tensor]:
+        """The forget gates (B, T, H) by their logarithm or, where they have a sign, by their value."""
+        return {"g": F.logsigmoid(f)} if self.config.eigenvalues == "[0,1]" else {"a": torch.tanh(f / 2)}
+
+    def _controls(self, x: Tensor, state: MLSTMState | MLSTMSigmoidState | None):
         """q, k, v (B, T, H, K); i, f (B, T, H); the skip and gate branches c, z (B, T, width); next past."""
         u, z = self.to_up(x).chunk(2, dim=-1)
         c, convolution = self.convolution(u, None if state is None else state.convolution, silu=True)
@@ -99,8 +145,18 @@ class MLSTM(Mixer):
         q, k, v = (y.unflatten(-1, (self.heads, -1)) for y in (q, k, v))
         return q, k, v, i, f, c, z, convolution
 
+    def extra_repr(self) -> str:
+        """The eigenvalue range, the heads, and whether there is a normaliser."""
+        return (
+            f"eigenvalues={self.config.eigenvalues}, heads={self.heads}, normaliser={self.config.normaliser}"
+        )
+
     @torch.no_grad()
-    def transition_eigenvalues(self, x: Tensor, state: MLSTMState | None = None) -> Tensor:
-        """(B, T, H, K): the transition is sigmoid(f_t) times the identity."""
+    def transition_eigenvalues(
+        self, x: Tensor, state: MLSTMState | MLSTMSigmoidState | None = None
+    ) -> Tensor:
+        """(B, T, H, K): the transition is the forget gate times the identity."""
         q, _, _, _, f, *_ = self._controls(x, state)
-        return torch.sigmoid(f)[..., None].expand(q.shape)
+        gates = self._gates(f)
+        a = gates["a"] if "a" in gates else gates["g"].exp()
+        return a[..., None].expand(q.shape)

@@ -14,6 +14,7 @@ from statetrack.layers.hgrn2 import HGRN2Config
 from statetrack.layers.kda import KDAConfig
 from statetrack.layers.mamba import MambaConfig
 from statetrack.layers.mamba2 import Mamba2Config
+from statetrack.layers.mamba3 import Mamba3Config
 from statetrack.layers.mixer import MixerConfig
 from statetrack.layers.mlstm import MLSTMConfig
 from statetrack.layers.model import Model, ModelConfig
@@ -34,6 +35,7 @@ PRESETS: dict[str, ModelConfig] = {
     "kda": ModelConfig(KDAConfig()),
     "mamba": ModelConfig(MambaConfig(), mlp_ratio=0),
     "mamba2": ModelConfig(Mamba2Config(), mlp_ratio=0),
+    "mamba3": ModelConfig(Mamba3Config()),
     "gla": ModelConfig(GLAConfig()),
     "hgrn2": ModelConfig(HGRN2Config()),
     "transformer": ModelConfig(AttentionConfig()),

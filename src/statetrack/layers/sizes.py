@@ -18,11 +18,12 @@ from statetrack.layers.hgrn2 import HGRN2Config
 from statetrack.layers.kda import KDAConfig
 from statetrack.layers.mamba import MambaConfig
 from statetrack.layers.mamba2 import Mamba2Config
+from statetrack.layers.mamba3 import Mamba3Config
 from statetrack.layers.mixer import MixerConfig
 from statetrack.layers.model import Model, ModelConfig
 
 VOCABULARY = 32_000  # of the published DeltaNets, and of the parameter counts in the docs
-HEAD_DIM = 64  # of attention and Mamba-2
+HEAD_DIM = 64  # of attention, Mamba-2 and Mamba-3
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,7 @@ MIXERS: dict[str, tuple[float | None, float]] = {
     "transformer": (2.75, 1e-6),
     "mamba": (None, 1e-5),
     "mamba2": (None, 1e-5),
+    "mamba3": (2.0, 1e-5),
     "gla": (2.75, 1e-5),
     "hgrn2": (2.75, 1e-5),
     "mlstm": (None, 1e-5),
@@ -90,7 +92,7 @@ def _mixer_at_size(mixer: MixerConfig, size: Size, norm_eps: float) -> MixerConf
         return replace(mixer, heads=size.heads, head_norm_eps=norm_eps)
     if isinstance(mixer, GLAConfig | HGRN2Config):
         return replace(mixer, heads=size.heads)
-    if isinstance(mixer, Mamba2Config):
+    if isinstance(mixer, Mamba2Config | Mamba3Config):
         return replace(mixer, heads=mixer.expand * size.d_model // HEAD_DIM, d_state=128)
     return attention_for(size.d_model) if isinstance(mixer, AttentionConfig) else mixer
 

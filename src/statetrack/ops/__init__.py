@@ -27,6 +27,7 @@ __all__ = [
     "delta_rule",
     "embedding",
     "gated_linear_attention",
+    "generalised_delta_rule",
     "linear_cross_entropy",
     "mlstm",
     "pack",

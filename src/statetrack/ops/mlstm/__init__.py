@@ -1,4 +1,4 @@
-"""The mLSTM: a matrix memory with scalar gates. Its transition sigmoid(f) I has no negative eigenvalue."""
+"""The mLSTM: a matrix memory with scalar gates, sigmoid(f) in (0, 1) or 2 sigmoid(f) - 1 in (-1, 1)."""
 
 from torch import Tensor
 
@@ -21,6 +21,7 @@ def mlstm(
     i: Tensor,
     f: Tensor,
     *,
+    signed: bool = False,
     initial_state: MLSTMCell | None = None,
     backend: str = "auto",
 ) -> tuple[Tensor, MLSTMCell]:
@@ -33,6 +34,13 @@ def mlstm(
     Shapes, with time before heads: q, k (B, T, H, K); v (B, T, H, V); i, f (B, T, H), the gates before
     their exp and sigmoid, any real numbers. C and n are kept divided by exp(m_t), m_t = max(log
     sigmoid(f_t) + m_{t-1}, i_t), so that large gates do not overflow; m cancels in h.
+
+    `signed` puts the gate a_t = 2 sigmoid(f_t) - 1 = tanh(f_t / 2), in (-1, 1), in the place of sigmoid(f_t),
+    in C and in n alike. h_t stays a ratio of two sums with the same weights, but these now have signs: where
+    they cancel, |n_t . q_t| falls below 1 and h_t is no longer a mean of values, while the sign of C_t^T q_t is
+    kept, since only the size of n_t . q_t divides it. m_t follows the sizes, log |a_t|, and is a constant for
+    the gradient, which is exact at a_t = 0 too. Without a normaliser there is no m either, and the mLSTM is
+    `gated_linear_attention`: docs/gates.md.
 
     Returns h (B, T, H, V) in the dtype of v, and the last state, an `MLSTMCell` of C (B, H, K, V), n (B, H,
     K) and m (B, H) in float32 (float64 if q is), which a later call takes as `initial_state`. `backend` is
@@ -62,7 +70,7 @@ def mlstm(
         checks.check_finite(op, time=1, q=q, k=k, v=v, i=i, f=f)
     run = pick_backend(op, backend, q.device, BACKENDS)
     state = None if cell is None else MLSTMCell(*cell)
-    h, state = run_backend(op, run, q.device, q, k, v, i, f, state)
+    h, state = run_backend(op, run, q.device, q, k, v, i, f, state, signed)
     return h.to(v.dtype), state
 
 

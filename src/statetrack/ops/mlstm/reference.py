@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 EPS = 1e-6  # added to the normaliser, as in the xlstm package
+SMALLEST = 1e-30  # of a signed gate in m: C / exp(m) is multiplied by up to its inverse, which float32 holds
 
 
 class MLSTMCell(NamedTuple):
@@ -26,7 +27,13 @@ def fresh_cell(q: Tensor, v: Tensor) -> MLSTMCell:
 
 
 def mlstm_reference(
-    q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, state: MLSTMCell | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    i: Tensor,
+    f: Tensor,
+    state: MLSTMCell | None = None,
+    signed: bool = False,
 ) -> tuple[Tensor, MLSTMCell]:
     """Run the recurrence of the mLSTM (Beck et al. 2024), with exponential input and sigmoid forget gates.
 
@@ -35,22 +42,38 @@ def mlstm_reference(
         h_t = C_t^T q_t / max(|n_t . q_t|, 1)
 
     computed with C and n divided by exp(m_t), m_t = max(log sigmoid(f_t) + m_{t-1}, i_t), which cancels in h.
-    Shapes: q, k (B, T, H, K); v (B, T, H, V); i, f (B, T, H), before their exp and sigmoid.
+    Shapes: q, k (B, T, H, K); v (B, T, H, V); i, f (B, T, H), before their exp and sigmoid. With `signed` the
+    gate 2 sigmoid(f_t) - 1 = tanh(f_t / 2) is in the place of sigmoid(f_t), and its size in m_t; see
+    `log_size`.
     """
     dtype = torch.promote_types(q.dtype, torch.float32)
     q, k, v, i, f = (x.to(dtype) for x in (q, k, v, i, f))
     C, n, m = fresh_cell(q, v) if state is None else state
-    k, log_f = k * k.shape[-1] ** -0.5, F.logsigmoid(f)
+    k = k * k.shape[-1] ** -0.5
+    log_f = log_size(f) if signed else F.logsigmoid(f)
     outputs = []
     for t in range(q.shape[1]):
         m_before, m = m, torch.maximum(log_f[:, t] + m, i[:, t])
-        forget, write = torch.exp(log_f[:, t] + m_before - m), torch.exp(i[:, t] - m)
+        if signed:
+            m = m.detach()
+            forget, write = torch.tanh(f[:, t] / 2) * torch.exp(m_before - m), torch.exp(i[:, t] - m)
+        else:
+            forget, write = torch.exp(log_f[:, t] + m_before - m), torch.exp(i[:, t] - m)
         C = forget[..., None, None] * C + write[..., None, None] * k[:, t, :, :, None] * v[:, t, :, None, :]
         n = forget[..., None] * n + write[..., None] * k[:, t]
         read = torch.einsum("bhkv,bhk->bhv", C, q[:, t])
         scale = normaliser((n * q[:, t]).sum(-1), m)
         outputs.append(read / scale[..., None])
     return torch.stack(outputs, dim=1) if outputs else torch.zeros_like(v), MLSTMCell(C, n, m)
+
+
+def log_size(f: Tensor) -> Tensor:
+    """log |tanh(f / 2)|, at least log SMALLEST: the decay of the stabiliser m under a signed gate.
+
+    A constant for the gradient. m cancels in h, and at f = 0, where training may carry a gate through zero, the
+    logarithm has no derivative; the gate itself has.
+    """
+    return torch.tanh(f.detach() / 2).abs().clamp(min=SMALLEST).log()
 
 
 def normaliser(nq: Tensor, m: Tensor) -> Tensor:
