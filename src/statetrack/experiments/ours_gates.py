@@ -52,13 +52,22 @@ class GatedMixer:
         ]
 
 
-# With one head, training finds the sign sooner: several also find shortcuts over a few tokens.
+DISC = (*EIGENVALUES, "unit-circle")
+# With one head, training finds the sign sooner: several also find shortcuts over a few tokens. Short convolutions
+# are shortcuts too, and the word problems of the paper are without them.
+PLAIN = {"convolution": 0}
 MIXERS = (
     GatedMixer("GLA", "gla", quick={"heads": 1}),
     GatedMixer("HGRN2", "hgrn2", quick={"heads": 1}),
     GatedMixer("Mamba-2", "mamba2", quick={"d_state": 16}),
+    GatedMixer("Mamba-3", "mamba3", DISC, quick={"d_state": 16}),
+    GatedMixer("mLSTM", "mlstm", quick={"heads": 1}),
+    GatedMixer("mLSTM, no normaliser", "mlstm", quick={"heads": 1}, options={"normaliser": False}),
     GatedMixer("Mamba", "mamba"),
-    GatedMixer("DeltaNet", "deltanet-no-conv", quick={"heads": 1}),
+    GatedMixer("DeltaNet", "deltanet-no-conv", DISC, quick={"heads": 1}),
+    GatedMixer("Gated DeltaNet, signed gate", "gated-deltanet-signed", quick={"heads": 1}, options=PLAIN),
+    GatedMixer("KDA", "kda", quick={"heads": 1}, options=PLAIN),
+    GatedMixer("KDA, signed gate", "kda", quick={"heads": 1}, options={**PLAIN, "signed_gate": True}),
 )
 
 SIZES = {
