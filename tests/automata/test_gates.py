@@ -1,4 +1,4 @@
-"""Signed diagonal layers, the unit circle, and rotations with reflections: every yes run through the real ops."""
+"""Signed diagonal layers, the unit circle, rotations with reflections: every yes runs on the real ops."""
 
 import random
 
@@ -119,7 +119,9 @@ def test_one_diagonal_layer(pattern):
                 compile_one_layer(dfa, eigenvalues)
             continue
         for backend in BACKENDS:
-            assert compile_one_layer(dfa, eigenvalues, backend=backend).states(word) == dfa.minimal().run(word)
+            assert compile_one_layer(dfa, eigenvalues, backend=backend).states(word) == dfa.minimal().run(
+                word
+            )
     assert answers(dfa)["diagonal [-1,1], 1 layer"] == ONE_LAYER[pattern][1]
     assert answers(dfa)["diagonal unit circle, 1 layer"] == ONE_LAYER[pattern][2]
 
@@ -155,7 +157,10 @@ def test_layers_with_random_gates_merge_the_words_of_a_witness(pattern, eigenval
     turn = {"[0,1]": [0.0], "[-1,1]": [0.0, torch.pi]}.get(eigenvalues)
     if turn is None:  # turns whose order divides that of the inserted power, as in the limit
         turn = [2 * torch.pi * i / max(1, len(witness.left)) for i in range(max(1, len(witness.left)))]
-    angle = torch.tensor(turn, dtype=torch.float64)[torch.randint(len(turn), (2, channels), generator=generator)] * keeps
+    angle = (
+        torch.tensor(turn, dtype=torch.float64)[torch.randint(len(turn), (2, channels), generator=generator)]
+        * keeps
+    )
     gate = torch.where(keeps, 1.0, 0.8 * torch.rand(2, channels, generator=generator)).double()
     write = torch.where(keeps, 0.0, torch.randn(2, channels, generator=generator)).double()
 

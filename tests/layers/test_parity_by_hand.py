@@ -1,8 +1,8 @@
 """Every mixer with negative eigenvalues has weights for parity: set by hand, run through the layer itself.
 
-Bits come in one-hot form, so a row (a, b) of a linear map is a on a zero and b on a one. On a one the state is
-multiplied by -1; on a zero it is kept. Either a one also writes, and the state is 0, w, 0, w, ... along the ones; or
-nothing is written, the state begins at 1, and its sign is the parity.
+Bits come in one-hot form, so a row (a, b) of a linear map is a on a zero and b on a one. On a one the state
+is multiplied by -1; on a zero it is kept. Either a one also writes, and the state is 0, w, 0, w, ... along
+the ones; or nothing is written, the state begins at 1, and its sign is the parity.
 """
 
 import pytest
@@ -43,7 +43,12 @@ def hand_set(config, weights, layers=1):
 
 
 def gla(eigenvalues):
-    weights = {"to_q.weight": ALWAYS, "to_k.weight": ONES, "to_v.weight": ALWAYS, "output_gate.weight": ALWAYS}
+    weights = {
+        "to_q.weight": ALWAYS,
+        "to_k.weight": ONES,
+        "to_v.weight": ALWAYS,
+        "output_gate.weight": ALWAYS,
+    }
     weights |= {"to_gate.0.weight": ONES, "to_gate.1.weight": -80.0, "to_gate.1.bias": 40.0}
     config = GLAConfig(heads=1, head_dim=1, gate_rank=1, eigenvalues=eigenvalues)
     return hand_set(config, weights | {"to_out.weight": ALWAYS}), None
@@ -80,7 +85,20 @@ def mamba3(eigenvalues):
         return hand_set(config, {"in_proj.weight": rows, "out_proj.weight": ALWAYS}), None
     # a turn by pi on a one, where the step is 1; A is as near to 0 as it can be, -1e-4
     slow, angle = (-1e5, -1e5), (0.0, 20.0)
-    rows = [ALWAYS, ALWAYS, NEVER, NEVER, ALWAYS, ALWAYS, ALWAYS, ALWAYS, (-40, 0.5413249), slow, trapezoid, angle]
+    rows = [
+        ALWAYS,
+        ALWAYS,
+        NEVER,
+        NEVER,
+        ALWAYS,
+        ALWAYS,
+        ALWAYS,
+        ALWAYS,
+        (-40, 0.5413249),
+        slow,
+        trapezoid,
+        angle,
+    ]
     config = Mamba3Config(heads=1, d_state=2, expand=1, rotated=1)
     mixer = hand_set(config, {"in_proj.weight": rows, "out_proj.weight": ALWAYS})
     return mixer, Mamba3State(torch.ones(1, 1, 2, 2), torch.zeros(1, 1, 2), torch.zeros(1, 1, 2))
@@ -175,7 +193,9 @@ def test_parity_of_two_thousand_bits(name):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", [name for name, (_, eigenvalues) in BY_HAND.items() if eigenvalues == SIGNED])
+@pytest.mark.parametrize(
+    "name", [name for name, (_, eigenvalues) in BY_HAND.items() if eigenvalues == SIGNED]
+)
 def test_the_same_weights_in_0_1_fail(name):
     build, _ = BY_HAND[name]
     bits = torch.randint(2, (1, 200), generator=torch.Generator().manual_seed(0))

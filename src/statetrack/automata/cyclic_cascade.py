@@ -1,15 +1,16 @@
 """The holonomy cascade split into levels that add modulo a prime, for automata whose groups are solvable.
 
-A holonomy level permutes tiles by a group G. If G is solvable, it has a chain G = N_0 > N_1 > ... > N_m = 1 in
-which N_j is normal in N_{j-1} with prime index p_j; let t_j generate N_{j-1} modulo N_j. Every g in G has
+A holonomy level permutes tiles by a group G. If G is solvable, it has a chain G = N_0 > N_1 > ... > N_m = 1
+in which N_j is normal in N_{j-1} with prime index p_j; let t_j generate N_{j-1} modulo N_j. Every g in G has
 digits d_1, ..., d_m, with d_j counted modulo p_j, and
 
     g = n_1 t_1^{d_1},   n_1 = n_2 t_2^{d_2},   ...        (do the left factor first)
 
 Multiplying g by h_0 = h on the right adds s_j to every digit, where s_j is the power of t_j that h_{j-1} has
-modulo N_j, and h_j = t_j^{d_j} h_{j-1} t_j^{-(d_j + s_j)}. So s_j depends on h and on the digits above, before
-the letter, and on nothing else: every digit is a level of a cascade that adds modulo p_j or is reset. A tile
-is c = g(r), with r a fixed tile of its orbit; the number of the orbit is kept in bits, which are only reset.
+modulo N_j, and h_j = t_j^{d_j} h_{j-1} t_j^{-(d_j + s_j)}. So s_j depends on h and on the digits above,
+before the letter, and on nothing else: every digit is a level of a cascade that adds modulo p_j or is reset.
+A tile is c = g(r), with r a fixed tile of its orbit; the number of the orbit is kept in bits, which are only
+reset.
 """
 
 from dataclasses import dataclass

@@ -5,10 +5,10 @@ Every level of the cascade (`cyclic_cascade.py`) is one number h with the gate a
     h_t = a_t h_{t-1} + w_t        a = exp(2 pi i s / p), w = 0        adds s modulo p
                                    a = eps, w = exp(2 pi i c / p)      resets to c
 
-The number modulo p is read off the direction of h, the one before a reset off that of h - w = eps h_old. What
-resets leave behind sums up to at most eps / (1 - eps), less than the distance sin(pi / p) at which a direction
-is read wrongly. With p = 2 every gate is 1, -1 or eps and h is real: a layer with eigenvalues in [-1,1]. Without
-groups no gate is negative.
+The number modulo p is read off the direction of h, the one before a reset off that of h - w = eps h_old.
+What resets leave behind sums up to at most eps / (1 - eps), less than the distance sin(pi / p) at which a
+direction is read wrongly. With p = 2 every gate is 1, -1 or eps and h is real: a layer with eigenvalues in
+[-1,1]. Without groups no gate is negative.
 """
 
 import math

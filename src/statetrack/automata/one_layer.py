@@ -1,17 +1,18 @@
 """What one diagonal layer can track: a test that excludes languages, and weights for those it finds.
 
 Let e be a word whose map of the states is idempotent, and A its letters. A channel of the layer is either
-contracted by some letter of A, and e^k makes it forget; or all letters of A have gates of modulus 1 there. Then,
-since states are bounded, they turn it about one common centre, and turns commute. So with words l and r over A
-that turn every such channel alike, and any z, the states after x l z e^k and x r z e^k come arbitrarily close: if
-the automaton tells them apart, no diagonal layer does. l and r may be
+contracted by some letter of A, and e^k makes it forget; or all letters of A have gates of modulus 1 there.
+Then, since states are bounded, they turn it about one common centre, and turns commute. So with words l and
+r over A that turn every such channel alike, and any z, the states after x l z e^k and x r z e^k come
+arbitrarily close: if the automaton tells them apart, no diagonal layer does. l and r may be
 
-    two letters in both orders
-    n times a letter, and nothing: n = 1 for gates in [0,1], 2 in [-1,1], and a power that is idempotent in the
-    automaton on the unit circle, where some power of the turn is as near to the identity as one likes
+    two letters in both orders;
+    n times a letter, and nothing: n = 1 for gates in [0,1], 2 in [-1,1], and a power that is idempotent in
+    the automaton on the unit circle, where some power of the turn is as near to the identity as one likes.
 
-Conversely a layer can hold, for every set A of letters, the last d letters outside A, and how often every letter
-of A has come since each of these, modulo n (`features`). If the state is a function of that, one layer is enough.
+Conversely a layer can hold, for every set A of letters, the last d letters outside A, and how often every
+letter of A has come since each of these, modulo n (`features`). If the state is a function of that, one
+layer is enough.
 """
 
 import math
@@ -35,7 +36,7 @@ Features = tuple[tuple[Entry, ...], ...]
 
 @dataclass(frozen=True)
 class MergeWitness:
-    """Words x left z e^k y and x right z e^k y: a diagonal layer merges them as k grows, the language does not.
+    """Words x left z e^k y and x right z e^k y, one in the language: a diagonal layer merges them as k grows.
 
     All letters of `left` and `right` are in e, and e maps the states idempotently.
     """
@@ -146,7 +147,7 @@ def _idempotent_power(table: Map) -> int:
 
 @dataclass(frozen=True)
 class Holding:
-    """What a layer holds: for each set of letters the last `depth` letters outside, and counts modulo `order`.
+    """What a layer holds: for each set the last `depth` letters outside it, and counts modulo `order`.
 
     Letters that move the states alike have one number here, and those that move none have none (-1):
     `number[i]` is that of the i-th letter of the alphabet.
@@ -176,7 +177,7 @@ class Holding:
 
 
 def holding(minimal: DFA, order: int | None) -> tuple[Holding, dict[Features, int]] | None:
-    """What one layer can hold that determines the state, with the state by features; None if none was found."""
+    """What one layer can hold that determines the state, and the state by features; None if none was found."""
     identity = tuple(range(minimal.n_states))
     letters = [minimal.transitions[letter] for letter in minimal.alphabet]
     tables = [t for t in dict.fromkeys(letters) if t != identity]

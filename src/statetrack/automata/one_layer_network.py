@@ -1,12 +1,13 @@
-"""One diagonal layer on `gated_linear_attention` that holds what `one_layer.holding` found, and reads it back.
+"""One diagonal layer on `gated_linear_attention` that holds what `one_layer.holding` found, and reads it
+back.
 
 For a set A of letters, a letter y outside it (or the beginning) and a letter a of A there is one number h,
 
     h -> exp(2 pi i / n) h    on a              h -> h               on other letters of A
     h -> eps h + 1            on y              h -> eps h           on other letters outside A
 
-so that the digit of eps^j in h is 0 if the j-th last letter outside A is not y, and else the root of unity whose
-exponent is the number of a's since then, modulo n.
+so that the digit of eps^j in h is 0 if the j-th last letter outside A is not y, and else the root of unity
+whose exponent is the number of a's since then, modulo n.
 """
 
 import math
@@ -74,7 +75,9 @@ class OneLayerNetwork(nn.Module):
             a=gate,
             angle=angle[..., None] if K == 2 else None,
             scale=1.0,
-            initial_state=(self.start.repeat_interleave(K)[:, None] * first)[None, :, :, None].expand(B, -1, -1, -1),
+            initial_state=(self.start.repeat_interleave(K)[:, None] * first)[None, :, :, None].expand(
+                B, -1, -1, -1
+            ),
             backend=self.backend,
         )
         return o[..., 0].unflatten(2, (C, K))
@@ -89,7 +92,9 @@ class OneLayerNetwork(nn.Module):
 
     def _digits(self, h: Tensor) -> Tensor:
         """h (T, channels, 1 or 2) -> (T, channels, depth): the root's exponent at every depth, -1 for 0."""
-        z = torch.complex(h[..., 0].double(), h[..., 1].double() if self.width == 2 else h[..., 0].double() * 0)
+        z = torch.complex(
+            h[..., 0].double(), h[..., 1].double() if self.width == 2 else h[..., 0].double() * 0
+        )
         n, digits = self.held.order, []
         for _ in range(self.held.depth):
             exponent = (z.angle() * n / (2 * math.pi)).round().long() % n

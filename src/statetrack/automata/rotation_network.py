@@ -1,11 +1,11 @@
 """Groups in one layer of the delta rule with rotations: (I - 2 k k^T) R, one reflection and turns of planes.
 
-Let some letters of a permutation group commute, and let every other letter swap two states. The matrices of the
-first are simultaneously diagonal over the complex numbers, so in a real orthonormal basis they turn fixed planes,
-each by its own angle, or multiply a line by 1 or -1; with an unused second coordinate a line is a plane as well,
-turned by 0 or pi. In the same basis a swap of i and j is the reflection I - 2 k k^T with k = (e_i - e_j) / sqrt 2.
-So one layer of the delta rule with one factor per token and `angle` tracks the group: S5 by a swap and a 5-cycle,
-for example, whose 5-cycle alone takes four reflections.
+Let some letters of a permutation group commute, and let every other letter swap two states. The matrices of
+the first are simultaneously diagonal over the complex numbers, so in a real orthonormal basis they turn
+fixed planes, each by its own angle, or multiply a line by 1 or -1; with an unused second coordinate a line
+is a plane as well, turned by 0 or pi. In the same basis a swap of i and j is the reflection I - 2 k k^T with
+k = (e_i - e_j) / sqrt 2. So one layer of the delta rule with one factor per token and `angle` tracks the
+group: S5 by a swap and a 5-cycle, for example, whose 5-cycle alone takes four reflections.
 """
 
 from collections.abc import Iterable
@@ -69,7 +69,7 @@ class Weights:
 
 
 def swap_weights(dfa: DFA) -> Weights | None:
-    """On the states themselves: letters that swap two of them, and others that commute; None if they do not."""
+    """On the states: letters that swap two of them, and others that commute; None if these do not."""
     n, tables = dfa.n_states, [dfa.transitions[letter] for letter in dfa.alphabet]
     swaps = [table for table in tables if n - len(cycle_lengths(table)) == 1]
     turns = [table for table in dict.fromkeys(tables) if table not in swaps]
@@ -89,8 +89,8 @@ def swap_weights(dfa: DFA) -> Weights | None:
 def polygon_weights(dfa: DFA, rotation: Perm) -> Weights:
     """A dihedral group in the plane: powers of `rotation` turn it, the other letters are mirrors.
 
-    The first mirror is the horizontal axis; a mirror that equals it followed by the j-th power of the rotation
-    has its axis at j pi / m.
+    The first mirror is the horizontal axis; a mirror that equals it followed by the j-th power of the
+    rotation has its axis at j pi / m.
     """
     m, tables = perm_order(rotation), [dfa.transitions[letter] for letter in dfa.alphabet]
     powers = [tuple(range(dfa.n_states))]
@@ -98,7 +98,8 @@ def polygon_weights(dfa: DFA, rotation: Perm) -> Weights:
         powers.append(multiply(powers[-1], rotation))
     mirrors = [table for table in tables if table not in powers]
     keys, angles = np.zeros((len(tables), 2)), np.zeros((len(tables), 1))
-    # A vector at (2 i + 1) pi / (2 m), i counted modulo 2 m, lies on no axis, and no two elements agree on it.
+    # A vector at (2 i + 1) pi / (2 m), i counted modulo 2 m, lies on no axis, and no two elements agree on
+    # it.
     moves = []
     for i, table in enumerate(tables):
         if table in powers:
@@ -171,8 +172,8 @@ def compile_rotations(
 
         compile_rotations(DFA.from_group("S5")).states("scs")
 
-    Every letter must permute the states; those that swap more than two of them must commute, or the group must
-    be dihedral.
+    Every letter must permute the states; those that swap more than two of them must commute, or the group
+    must be dihedral.
     """
     check_group(dfa, "rotations")
     weights = swap_weights(dfa)
@@ -181,7 +182,7 @@ def compile_rotations(
         weights = polygon_weights(dfa, rotation)
     if weights is None:
         raise UserError(
-            "compile_rotations: the letters that swap more than two states do not commute, and the group is not "
-            "dihedral. Use `compile_dfa`, which takes several factors per token."
+            "compile_rotations: the letters that swap more than two states do not commute, and the group is "
+            "not dihedral. Use `compile_dfa`, which takes several factors per token."
         )
     return RotationNetwork(dfa, weights, backend, dtype)

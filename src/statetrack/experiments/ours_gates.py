@@ -1,8 +1,8 @@
 """Ours: what every mixer tracks in every range of eigenvalues, on parity, Z60, S5 and modular arithmetic.
 
-The paper leaves GLA, Mamba-2 and mLSTM in [0,1] (App. E.4). Here each of them, and each mixer after it, is trained
-in all its ranges. Theory says: parity by every range but [0,1]; Z60 by rotations in one layer; S5 by no stack of
-diagonal layers (docs/theory.md). To add a mixer, add a line to `MIXERS`.
+The paper leaves GLA, Mamba-2 and mLSTM in [0,1] (App. E.4). Here each of them, and each mixer after it, is
+trained in all its ranges. Theory says: parity by every range but [0,1]; Z60 by rotations in one layer; S5 by
+no stack of diagonal layers (docs/theory.md). To add a mixer, add a line to `MIXERS`.
 """
 
 from dataclasses import dataclass, field, replace
@@ -53,8 +53,8 @@ class GatedMixer:
 
 
 DISC = (*EIGENVALUES, "unit-circle")
-# With one head, training finds the sign sooner: several also find shortcuts over a few tokens. Short convolutions
-# are shortcuts too, and the word problems of the paper are without them.
+# With one head, training finds the sign sooner: several also find shortcuts over a few tokens. Short
+# convolutions are shortcuts too, and the word problems of the paper are without them.
 PLAIN = {"convolution": 0}
 MIXERS = (
     GatedMixer("GLA", "gla", quick={"heads": 1}),
@@ -101,7 +101,7 @@ _ALWAYS = ("Not in the paper, except DeltaNet and Mamba on S5, Z60 and arithmeti
 DIFFERENCES = {
     "smoke": ("2 steps at width 8: nothing is learned, the machinery is tried.", *_ALWAYS),
     "quick": (
-        "Parity only: 300 steps of batch 64 on 16 bits at lr 1e-2, width 32, one seed, tested on up to 128 bits.",
+        "Parity only: 300 steps of batch 64 on 16 bits at lr 1e-2, width 32, one seed, tested on up to 128.",
         *_ALWAYS,
     ),
     "paper": ("The protocol of the group word problems of App. E.2, one seed.", PRECISION, *_ALWAYS),

@@ -16,8 +16,8 @@ ITEMS: dict[str, Item] = {
         ours_gates.ARITHMETIC_ITEM,
     )
 }
-# What "all" stands for, what matters more first: the paper's. The length figure is another view of the table's
-# runs, and the items of ours are asked for by name.
+# What "all" stands for, what matters more first: the paper's. The length figure is another view of the
+# table's runs, and the items of ours are asked for by name.
 BY_IMPORTANCE = (tab_chomsky.TABLE, fig_s5.ITEM, fig_z60.ITEM, fig_parity.ITEM)
 
 
