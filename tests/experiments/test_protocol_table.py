@@ -439,6 +439,8 @@ ABOUT = {
     "fig-chomsky-length": ("scaled accuracy", "grid", "fig:chomsky_deltanet_length_extrapolation_all"),
     "fig-s5": ("reach", "curves", "fig:s5, fig:s5_large"),
     "fig-z60": ("reach", "curves", "fig:z60"),
+    "ours-gates": ("reach", "curves", "not in the paper"),
+    "ours-gates-arithmetic": ("scaled accuracy", "dots", "not in the paper"),
 }
 
 

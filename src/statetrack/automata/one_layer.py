@@ -177,7 +177,7 @@ class Holding:
 
 
 def holding(minimal: DFA, order: int | None) -> tuple[Holding, dict[Features, int]] | None:
-    """What one layer can hold that determines the state, and the state by features; None if none was found."""
+    """What one layer can hold that determines the state, and the state by features; None if not found."""
     identity = tuple(range(minimal.n_states))
     letters = [minimal.transitions[letter] for letter in minimal.alphabet]
     tables = [t for t in dict.fromkeys(letters) if t != identity]

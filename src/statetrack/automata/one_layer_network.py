@@ -1,5 +1,4 @@
-"""One diagonal layer on `gated_linear_attention` that holds what `one_layer.holding` found, and reads it
-back.
+"""One diagonal layer on `gated_linear_attention` that holds what `holding` found, and reads it back.
 
 For a set A of letters, a letter y outside it (or the beginning) and a letter a of A there is one number h,
 

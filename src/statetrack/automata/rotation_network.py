@@ -98,8 +98,7 @@ def polygon_weights(dfa: DFA, rotation: Perm) -> Weights:
         powers.append(multiply(powers[-1], rotation))
     mirrors = [table for table in tables if table not in powers]
     keys, angles = np.zeros((len(tables), 2)), np.zeros((len(tables), 1))
-    # A vector at (2 i + 1) pi / (2 m), i counted modulo 2 m, lies on no axis, and no two elements agree on
-    # it.
+    # A vector at (2 i + 1) pi / (2 m), i counted modulo 2 m, lies on no axis; no two elements agree on it.
     moves = []
     for i, table in enumerate(tables):
         if table in powers:
