@@ -13,7 +13,7 @@ direction is read wrongly. With p = 2 every gate is 1, -1 or eps and h is real: 
 
 import math
 from collections.abc import Iterable
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -133,7 +133,7 @@ class GateNetwork(nn.Module):
         if not len(self.levels):
             return torch.full_like(tokens, self.dfa.start)
         symbols, states = tokens, tokens
-        for i, level in enumerate(self.levels):
+        for i, level in enumerate(cast(list[GateLevel], list(self.levels))):
             after, before = level(symbols, self.backend)
             last = i == len(self.levels) - 1
             read = level.table[symbols, after if last else before]

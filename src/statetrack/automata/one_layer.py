@@ -102,9 +102,10 @@ def merge_witness(minimal: DFA, order: int | None) -> MergeWitness | None:
                 if one != other:
                     q = next(q for q in range(minimal.n_states) if one[q] != other[q])
                     y = distinguish(minimal, one[q], other[q])
-                    parts = (left, right, z_word, e_word)
-                    named = [tuple(minimal.alphabet[i] for i in part) for part in parts]
-                    return MergeWitness(reach(minimal, q), *named, y)
+                    l, r, z, w = (
+                        tuple(minimal.alphabet[i] for i in part) for part in (left, right, z_word, e_word)
+                    )
+                    return MergeWitness(reach(minimal, q), l, r, z, w, y)
     return None
 
 
