@@ -17,7 +17,10 @@ POINTS = 60  # of a set whose group is tested for solvability
 
 @dataclass(frozen=True)
 class GroupWitness:
-    """Words that permute `states` among themselves; the permutations generate a group that is as claimed."""
+    """Words that permute `states` among themselves; the permutations generate a group that is as claimed.
+
+    It proves that a model class whose groups are all commutative, or all solvable, cannot track the language.
+    """
 
     states: tuple[int, ...]
     words: tuple[tuple[str, ...], ...]
