@@ -25,7 +25,10 @@ Channel = tuple[int, int, int]  # index of the set, the letter y (-1: the beginn
 
 
 class OneLayerNetwork(nn.Module):
-    """One diagonal layer that tracks the minimal automaton of `dfa`; made by `compile_one_layer`."""
+    """One diagonal layer that tracks the minimal automaton of `dfa`; made by `compile_one_layer`.
+
+    Tokens (B, T), indices into the alphabet -> the numbers h that the layer holds, (B, T, channels, 1 or 2).
+    """
 
     gate: Tensor
     angle: Tensor

@@ -122,7 +122,10 @@ def polygon_weights(dfa: DFA, rotation: Perm) -> Weights:
 
 
 class RotationNetwork(nn.Module):
-    """One layer of `delta_rule` with `angle` that tracks a permutation group; made by `compile_rotations`."""
+    """One layer of `delta_rule` with `angle` that tracks a permutation group; made by `compile_rotations`.
+
+    Tokens (B, T), indices into the alphabet -> scores (B, T, rows); the best row's label is the state.
+    """
 
     keys: Tensor
     angles: Tensor
