@@ -64,7 +64,7 @@ def test_mistakes_end_with_code_2_and_name_the_problem(arguments, message, capsy
 def test_explain_fits_a_terminal_and_names_witnesses(capsys):
     text = shown(capsys, "explain", "--group", "S5")
     assert "witness: c^k, period 5 in k" in text
-    assert "cheapest class proven here to suffice: DeltaProduct_4 [-1,1], 1 layer" in text
+    assert "cheapest class proven here to suffice: DeltaNet with rotations, 1 layer" in text
     assert max(map(len, text.splitlines())) <= 100
 
 

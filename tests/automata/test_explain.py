@@ -39,18 +39,20 @@ def test_diagonal_0_1_is_star_free(pattern):
     ("dfa", "cheapest"),
     [
         (DFA.from_regex("[ab]*b[ab]", "ab"), "diagonal [0,1]"),
-        (DFA.from_regex("(b*ab*a)*b*", "ab"), "diagonal [-1,1]"),
+        (DFA.from_regex("(b*ab*a)*b*", "ab"), "diagonal [-1,1], 1 layer"),
         (machines.adder(4, 1), "diagonal [-1,1]"),
-        (machines.adder(3, 1), "DeltaNet [-1,1], 2 layers"),
-        (DFA.from_permutations(machines.dihedral(5)), "DeltaNet [-1,1], 2 layers"),
+        (machines.adder(3, 1), "diagonal unit circle, 1 layer"),
+        (DFA.from_permutations(machines.dihedral(5)), "DeltaNet with rotations, 1 layer"),
         (DFA.from_permutations({"x": (1, 0, 2), "y": (0, 2, 1)}), "DeltaNet [-1,1], 1 layer"),
         (
             DFA.from_permutations({"x": (0, 5, 4, 3, 2, 1), "y": (1, 0, 5, 4, 3, 2)}),
             "DeltaNet [-1,1], 1 layer",
         ),
-        (DFA.from_permutations(machines.symmetric(5)), "DeltaProduct_4 [-1,1], 1 layer"),
+        (DFA.from_permutations(machines.symmetric(5)), "DeltaNet with rotations, 1 layer"),
+        (DFA.from_permutations(machines.Q8), "diagonal [-1,1]"),
         (DFA.from_permutations(machines.A5), "DeltaProduct_2 [-1,1], 1 layer"),
-        (DFA.from_regex("([ab]{3})*a", "ab"), "DeltaProduct_4 [-1,1], 3 layers (cascade)"),
+        (DFA.from_regex("([ab]{3})*a", "ab"), "diagonal unit circle, 1 layer"),
+        (DFA.from_regex("((ab|ba)(a|b)|aa|bb)*", "ab"), "diagonal unit circle"),
     ],
 )
 def test_cheapest_class(dfa, cheapest):
@@ -78,7 +80,7 @@ def test_every_regular_language_has_a_cascade():
 def test_report_is_readable_and_plain_data():
     found = explain(DFA.from_permutations(machines.symmetric(5)))
     assert "witness: c^k, period 5 in k" in found.text()
-    assert "cheapest class proven here to suffice: DeltaProduct_4" in found.text()
+    assert "cheapest class proven here to suffice: DeltaNet with rotations" in found.text()
     record = json.loads(json.dumps(found.to_dict()))
     assert record["cheapest"] == found.cheapest.name
     assert record["analysis"]["group_orders"] == [120]

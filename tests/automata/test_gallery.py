@@ -25,12 +25,26 @@ GALLERY = [
 ]
 
 
+COLUMNS = (
+    "diagonal [0,1]",
+    "DeltaNet [0,1]",
+    "diagonal [-1,1], 1 layer",
+    "diagonal [-1,1]",
+    "diagonal unit circle, 1 layer",
+    "DeltaNet [-1,1], 1 layer",
+    "DeltaNet with rotations, 1 layer",
+    "DeltaNet [-1,1], 2 layers",
+    "diagonal unit circle",
+)
+
+
 def row(name: str, given_as: str, dfa: DFA) -> str:
     found = explain(dfa)
-    a, v = found.analysis, [verdict.answer for verdict in found.verdicts]
-    one_layer = f"yes, k = {found.verdicts[7].model.householders}" if v[7] == "yes" else v[7]
+    a, v = found.analysis, {verdict.model.name: verdict.answer for verdict in found.verdicts}
+    product = found.verdicts[-2]  # its name holds the number of factors
+    one_layer = f"yes, k = {product.model.householders}" if product.answer == "yes" else product.answer
     groups = ", ".join(map(str, a.group_orders)) or "none"
-    cells = [name, given_as, a.states_min, a.monoid_size, groups, v[0], v[1], v[4], v[5], v[6], one_layer]
+    cells = [name, given_as, a.states_min, a.monoid_size, groups, *(v[c] for c in COLUMNS), one_layer]
     return "| " + " | ".join(map(str, [*cells, found.cheapest.name])) + " |"
 
 

@@ -5,13 +5,14 @@ from dataclasses import fields
 import pytest
 
 from statetrack.errors import UserError
-from statetrack.experiments import fig_parity, fig_s5, fig_z60, ours_length, tab_chomsky
+from statetrack.experiments import fig_parity, fig_s5, fig_z60, ours_gates, ours_length, tab_chomsky
 from statetrack.experiments.item import SCALES, LabelledRun
 from statetrack.experiments.order import Order
 from statetrack.experiments.registry import ITEMS, item
 
 PAPER_RUNS = {"fig-parity": 24, "tab-chomsky": 624, "fig-chomsky-length": 624, "fig-s5": 291, "fig-z60": 30}
 PAPER_RUNS |= {"ours-length": 129}
+PAPER_RUNS |= {"ours-gates": 72, "ours-gates-arithmetic": 288}
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +43,28 @@ def test_runs_survive_json_with_their_id(paper):
 @pytest.mark.parametrize("scale", SCALES)
 def test_every_scale_says_what_differs_from_the_paper(name, scale):
     assert ITEMS[name].differences[scale]
+
+
+def test_gates_have_every_mixer_in_each_of_its_ranges(paper):
+    """All runs are ours; DeltaNet and Mamba-3 also have the unit circle."""
+    for name, panels in (("ours-gates", 3), ("ours-gates-arithmetic", 1)):
+        assert all(run.ours for run in paper[name])
+        cells = {(run.panel, run.label) for run in paper[name]}
+        assert len(cells) == panels * sum(len(mixer.ranges) for mixer in ours_gates.MIXERS)
+        assert {run.label for run in paper[name] if "unit-circle" in run.label} == {
+            "Mamba-3 unit-circle",
+            "DeltaNet unit-circle",
+        }
+    for run in paper["ours-gates"]:
+        assert run.eigenvalues == run.label.split()[-1]
+        assert (run.spec.model.layers, run.spec.training.steps) == (1, 312_500)
+
+
+def test_quick_gates_are_parity_at_eight_times_the_trained_length():
+    runs = ITEMS["ours-gates"].runs("quick")
+    assert {run.panel for run in runs} == {"Parity"}
+    for run in runs:
+        assert run.spec.evaluation.eval_lengths[-1] == 8 * run.spec.training.train_lengths[1]
 
 
 def test_word_problems_are_trained_as_in_appendix_e2(paper):

@@ -117,10 +117,3 @@ def test_decoding_token_by_token_continues_a_prefill(kind):
         pieces.append(o)
     torch.testing.assert_close(torch.cat(pieces, dim=1), expected, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(S, last, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_auto_takes_the_kernels(kind):
-    q, k, v, a, S = (x.bfloat16() for x in random_inputs(1, 70, 2, 64, 64, kind))
-    expected, _ = gated_linear_attention(q, k, v, a=a, initial_state=S, backend="triton")
-    assert torch.equal(gated_linear_attention(q, k, v, a=a, initial_state=S)[0], expected)

@@ -9,7 +9,6 @@ from statetrack.automata.analysis import Analysis, analyse, image_sets
 from statetrack.automata.cascade import ExcludedState
 from statetrack.automata.dfa import DFA
 from statetrack.automata.holonomy import Holonomy, TooManyImages
-from statetrack.automata.witness import Witness
 
 HOLONOMY_IMAGES = 5_000
 COLUMNS = 100  # of a terminal
@@ -22,7 +21,7 @@ class ModelClass:
 
     name: str
     kind: Literal["diagonal", "householder"]
-    eigenvalues: Literal["[0,1]", "[-1,1]"]
+    eigenvalues: Literal["[0,1]", "[-1,1]", "unit-circle"]
     householders: int | None
     layers: int | None
 
@@ -39,7 +38,7 @@ class Verdict:
     reason: str
     source: str
     derived: bool = False  # from the theorem's argument, not from its statement
-    witness: Witness | None = None
+    witness: verdicts.AnyWitness | None = None
 
 
 @dataclass(frozen=True)
@@ -145,16 +144,32 @@ def explain(dfa: DFA) -> Explanation:
                 verdicts.positive_many(facts),
             ),
             (
+                ModelClass("diagonal [-1,1], 1 layer", "diagonal", "[-1,1]", None, 1),
+                facts.signed_one,
+            ),
+            (
                 ModelClass("diagonal [-1,1]", "diagonal", "[-1,1]", None, None),
                 verdicts.diagonal_negative(facts),
+            ),
+            (
+                ModelClass("diagonal unit circle, 1 layer", "diagonal", "unit-circle", None, 1),
+                verdicts.unit_circle_one(facts),
             ),
             (
                 ModelClass("DeltaNet [-1,1], 1 layer", "householder", "[-1,1]", 1, 1),
                 verdicts.deltanet_one(facts),
             ),
             (
+                ModelClass("DeltaNet with rotations, 1 layer", "householder", "unit-circle", 1, 1),
+                verdicts.rotating_one(facts),
+            ),
+            (
                 ModelClass("DeltaNet [-1,1], 2 layers", "householder", "[-1,1]", 1, 2),
                 verdicts.deltanet_two(facts),
+            ),
+            (
+                ModelClass("diagonal unit circle", "diagonal", "unit-circle", None, None),
+                verdicts.unit_circle(facts),
             ),
             _product_row(facts),
             (_cascade_class(minimal.n_states), verdicts.deltaproduct_many(facts)),

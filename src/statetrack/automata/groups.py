@@ -60,6 +60,43 @@ def closure(generators: Sequence[Perm], cap: int) -> list[Perm] | None:
     return order
 
 
+def is_power(g: Perm, r: Perm) -> bool:
+    """Whether g is one of 1, r, r^2, ..."""
+    power = tuple(range(len(r)))
+    for _ in range(perm_order(r)):
+        if power == g:
+            return True
+        power = multiply(power, r)
+    return False
+
+
+def dihedral_rotation(generators: Sequence[Perm]) -> Perm | None:
+    """A generator of the rotations, if the group is dihedral with at least six elements; else None.
+
+    The rotations are all powers of a generator or of a product of two: a group is dihedral if every generator
+    is such a power, or inverts it under conjugation and is its own inverse, and some generator does so.
+    """
+    moving = [g for g in generators if g != tuple(range(len(g)))]
+    for r in [*moving, *(multiply(g, h) for g in moving for h in moving)]:
+        if perm_order(r) < 3:
+            continue
+        mirrors = [g for g in moving if not is_power(g, r)]
+        if mirrors and all(_is_mirror(g, r) for g in mirrors) and _closed(mirrors, r):
+            return r
+    return None
+
+
+def _is_mirror(g: Perm, r: Perm) -> bool:
+    """Whether g is its own inverse and inverts r under conjugation, as a reflection does."""
+    inverse = tuple(sorted(range(len(r)), key=r.__getitem__))
+    return multiply(multiply(g, r), g) == inverse and multiply(g, g) == tuple(range(len(g)))
+
+
+def _closed(mirrors: list[Perm], r: Perm) -> bool:
+    """Whether all mirrors are one of them followed by powers of r, so that there are no more of them."""
+    return all(is_power(multiply(mirrors[0], g), r) for g in mirrors)
+
+
 @dataclass(frozen=True)
 class GroupFacts:
     """Order and solvability of one group."""

@@ -10,19 +10,25 @@ from functools import cached_property
 from statetrack.automata.analysis import Analysis
 from statetrack.automata.dfa import DFA
 from statetrack.automata.group_layers import find_exponents
-from statetrack.automata.groups import cycle_lengths, multiply, perm_order
+from statetrack.automata.group_witness import GroupWitness, commutative, group_witness, has_exponent_two
+from statetrack.automata.groups import cycle_lengths, dihedral_rotation, is_power, multiply
 from statetrack.automata.monoid import ImageSets
+from statetrack.automata.one_layer import MergeWitness, holding, merge_witness
 from statetrack.automata.witness import (
     BOUNDED_WORDS,
     Witness,
     even_witness,
     letter_witness,
+    long_witness,
     odd_witness,
 )
 
-Answer = tuple[str, str, str, bool, Witness | None]
+AnyWitness = Witness | GroupWitness | MergeWitness
+Answer = tuple[str, str, str, bool, AnyWitness | None]
 
 CYCLIC_STATES = 1_000
+ONE_LAYER_STATES, ONE_LAYER_LETTERS = 24, 6
+_THEORY = "docs/theory.md"
 
 
 @dataclass
@@ -58,40 +64,23 @@ class Facts:
     @cached_property
     def rotation(self) -> tuple[int, ...] | None:
         """A generator of the rotations, if the group is dihedral with at least six elements; else None."""
-        order = self.analysis.monoid_size if self.analysis.is_group else None
-        if order is None or order % 2 or order < 6:
-            return None
-        products = [
-            *self.permutations,
-            *(multiply(g, h) for g in self.permutations for h in self.permutations),
-        ]
-        for r in products:
-            if perm_order(r) == order // 2 and all(_is_dihedral_part(g, r) for g in self.permutations):
-                return r
-        return None
+        return dihedral_rotation(self.permutations) if self.analysis.is_group else None
+
+    @cached_property
+    def not_swaps(self) -> list[tuple[int, ...]]:
+        """The letters that are neither the identity nor a swap of two states, if all are permutations."""
+        return [g for g in self.permutations if len(g) - len(cycle_lengths(g)) > 1]
+
+    @cached_property
+    def signed_one(self) -> Answer:
+        """The answer for one diagonal layer in [-1,1]."""
+        return diagonal_negative_one(self)
 
     @property
     def resets_only(self) -> bool:
         """Whether every letter is the identity or sends all states to one."""
         identity = tuple(range(self.minimal.n_states))
         return all(t == identity or len(set(t)) == 1 for t in self.minimal.transitions.values())
-
-
-def _is_dihedral_part(g: tuple[int, ...], r: tuple[int, ...]) -> bool:
-    """Whether g commutes with the rotation r, or inverts it under conjugation as a reflection does."""
-    inverse = tuple(sorted(range(len(r)), key=r.__getitem__))
-    if multiply(g, r) == multiply(r, g):
-        return _is_power(g, r)
-    return multiply(multiply(g, r), g) == inverse and multiply(g, g) == tuple(range(len(g)))
-
-
-def _is_power(g: tuple[int, ...], r: tuple[int, ...]) -> bool:
-    power = tuple(range(len(r)))
-    for _ in range(perm_order(r)):
-        if power == g:
-            return True
-        power = multiply(power, r)
-    return False
 
 
 def diagonal_positive(f: Facts) -> Answer:
@@ -142,6 +131,75 @@ def diagonal_negative(f: Facts) -> Answer:
     return _open("whether all groups are 2-groups was not settled within the limits")
 
 
+def diagonal_negative_one(f: Facts) -> Answer:
+    """One diagonal layer with eigenvalues in [-1,1]."""
+    if f.analysis.is_group and f.minimal.n_states > 1:
+        if has_exponent_two(f.permutations):
+            return "yes", "letters that commute and are their own inverses: signs", "Theorem 3", False, None
+        witness = long_witness(f.minimal, f.images)
+        if witness is not None:
+            reason = "in one real diagonal layer u^k has period 1 or 2"
+            return "no", reason, "Theorem 2 with one layer", True, witness
+    return _one_layer(f, 2)
+
+
+def unit_circle_one(f: Facts) -> Answer:
+    """One diagonal layer with eigenvalues of modulus up to 1."""
+    if f.analysis.is_group and f.minimal.n_states > 1:
+        if commutative(f.permutations):
+            return "yes", "the letters commute: turns of the circle", "Theorem 3", False, None
+        witness = group_witness(f.minimal, f.images, "not commutative")
+        if witness is not None:
+            return "no", "diagonal matrices commute", _THEORY, True, witness
+    return _one_layer(f, None)
+
+
+def _one_layer(f: Facts, order: int | None) -> Answer:
+    """A language that need not be a group's: by what a layer merges, and by what it can hold."""
+    if f.minimal.n_states == 1:
+        return "yes", "one state", "nothing to track", False, None
+    if f.minimal.n_states > ONE_LAYER_STATES or len(f.minimal.alphabet) > ONE_LAYER_LETTERS:
+        return _open("one layer is tested on small automata only")
+    witness = merge_witness(f.minimal, order)
+    if witness is not None:
+        return "no", "one diagonal layer merges words that the language does not", _THEORY, True, witness
+    found = holding(f.minimal, order)
+    if found is not None:
+        counts = "" if found[0].order == 1 else f" and counts modulo {found[0].order}"
+        return "yes", f"the last few letters of each kind{counts} tell the state", _THEORY, True, None
+    return _open("no words that a layer merges and no weights were found within the limits")
+
+
+def unit_circle(f: Facts) -> Answer:
+    """Diagonal layers with eigenvalues of modulus up to 1: the languages whose groups are solvable."""
+    if f.analysis.is_solvable:
+        kind = (
+            "star-free" if f.analysis.is_aperiodic else "all groups inside are solvable: a cascade of turns"
+        )
+        return "yes", kind, f"Krohn-Rhodes with turns; {_THEORY}", True, None
+    if f.analysis.is_solvable is False:
+        witness = group_witness(f.minimal, f.images, "not solvable")
+        if witness is not None:
+            return "no", "groups in a stack of diagonal layers are solvable", _THEORY, True, witness
+    return _open("whether all groups are solvable was not settled within the limits")
+
+
+def rotating_one(f: Facts) -> Answer:
+    """One layer whose transition is turns of fixed planes, then one factor: (I - beta k k^T) R."""
+    one = deltanet_one(f)
+    if one[0] == "yes":
+        return "yes", "no turns are needed", one[2], one[3], None
+    if f.analysis.is_group:
+        if commutative(f.permutations):
+            return "yes", "the letters commute: turns of separate planes", "Theorem 3", True, None
+        if f.rotation is not None:
+            return "yes", "a dihedral group: turns and mirrors of a polygon", "Theorem 3", True, None
+        if commutative(f.not_swaps):
+            reason = "every letter swaps two states, or turns planes that the other such letters turn too"
+            return "yes", reason, f"Theorem 3; {_THEORY}", True, None
+    return _open("known where each letter is one reflection or one of letters that commute")
+
+
 def deltanet_one(f: Facts) -> Answer:
     """One layer with one factor per token."""
     n = f.minimal.n_states
@@ -151,6 +209,9 @@ def deltanet_one(f: Facts) -> Answer:
         return "yes", "a scalar: beta = 0 keeps it, beta = 1 overwrites it", "Eq. 1", True, None
     if n == 2:
         return "yes", "a scalar: beta = 0, 1 and 2 keep, overwrite and flip it", "Eq. 1", True, None
+    if not f.analysis.is_group and f.signed_one[0] == "yes":
+        reason = "one diagonal layer is enough, and heads of width 1 make one"
+        return "yes", reason, "the row of diagonal [-1,1], 1 layer", True, None
     witness = letter_witness(f.minimal)
     if witness is not None:
         return (
@@ -163,7 +224,7 @@ def deltanet_one(f: Facts) -> Answer:
     if f.analysis.is_group:
         if all(n - len(cycle_lengths(g)) <= 1 for g in f.permutations):
             return "yes", "every letter swaps two states or none", "Theorem 3", False, None
-        if f.rotation is not None and all(not _is_power(g, f.rotation) for g in f.permutations):
+        if f.rotation is not None and all(not is_power(g, f.rotation) for g in f.permutations):
             return "yes", "every letter is a reflection of a polygon", "Theorem 3 in the plane", True, None
         commute = all(multiply(g, h) == multiply(h, g) for g in f.permutations for h in f.permutations)
         if commute and f.analysis.monoid_size == 2 ** len(set(f.permutations)):

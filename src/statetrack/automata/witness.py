@@ -41,15 +41,23 @@ class Witness:
 
     def shape(self) -> str:
         """The family of words as text: x u^k y."""
-        u = _spelt(self.u)
+        u = spelt(self.u)
         power = f"{u}^k" if len(self.u) == 1 else f"({u})^k"
-        return " ".join(part for part in (_spelt(self.x), power, _spelt(self.y)) if part)
+        return " ".join(part for part in (spelt(self.x), power, spelt(self.y)) if part)
+
+    def note(self) -> str:
+        """What they show."""
+        return f"period {self.period} in k"
+
+    def example(self, repeats: int) -> list[str]:
+        """The word of the family with k = `repeats`."""
+        return [*self.x, *self.u * repeats, *self.y]
 
     def __str__(self) -> str:
-        return f"{self.shape()}, period {self.period} in k"
+        return f"{self.shape()}, {self.note()}"
 
 
-def _spelt(word: tuple[str, ...]) -> str:
+def spelt(word: tuple[str, ...]) -> str:
     """The word as text, with runs of five letters or more as a power."""
     runs = [(letter, len(list(run))) for letter, run in groupby(word)]
     joint = "" if all(len(letter) == 1 for letter in word) else "."
@@ -78,6 +86,20 @@ def letter_witness(minimal: DFA) -> Witness | None:
     return None
 
 
+def long_witness(minimal: DFA, images: ImageSets) -> Witness | None:
+    """A word u with a period of at least 3: an odd prime, or 4."""
+    found = odd_witness(minimal, images)
+    if found is not None:
+        return found
+    for word in _chain(_short_words(minimal, 3, SHORT_WORDS), _class_words(images)):
+        for cycle in _cycles(_move(minimal, word)):
+            if len(cycle) % 4 == 0:
+                times = len(cycle) // 4
+                letters = tuple(minimal.alphabet[i] for i in word) * times
+                return _cycle_witness(minimal, letters, cycle[::times], 2)
+    return None
+
+
 def _search(
     minimal: DFA, images: ImageSets, wanted: Callable[[int], bool], max_letters: int | None
 ) -> Witness | None:
@@ -95,8 +117,8 @@ def _search(
             if max_letters is not None and len(word) * times > max_letters:
                 return _cycle_witness(minimal, tuple(minimal.alphabet[i] for i in word), cycle, 1)
             letters = tuple(minimal.alphabet[i] for i in word) * times
-            suffix = _distinguish(minimal, cycle[0], cycle[times])
-            return Witness(_reach(minimal, cycle[0]), letters, suffix, primes[0])
+            suffix = distinguish(minimal, cycle[0], cycle[times])
+            return Witness(reach(minimal, cycle[0]), letters, suffix, primes[0])
     return None
 
 
@@ -107,12 +129,12 @@ def _chain(*parts: Iterator[list[int]]) -> Iterator[list[int]]:
 
 def _cycle_witness(minimal: DFA, word: tuple[str, ...], cycle: list[int], ahead: int) -> Witness:
     """The period on a cycle of the word: not 1, and not `ahead`, whose state differs from the first one."""
-    suffix = _distinguish(minimal, cycle[0], cycle[ahead])
-    member = [minimal.accepts([*_reach(minimal, q), *suffix]) for q in cycle]
+    suffix = distinguish(minimal, cycle[0], cycle[ahead])
+    member = [minimal.accepts([*reach(minimal, q), *suffix]) for q in cycle]
     period = next(
         p for p in range(1, len(cycle) + 1) if all(member[i] == member[i - p] for i in range(len(cycle)))
     )
-    return Witness(_reach(minimal, cycle[0]), word, suffix, period)
+    return Witness(reach(minimal, cycle[0]), word, suffix, period)
 
 
 def _short_words(dfa: DFA, longest: int, most: int) -> Iterator[list[int]]:
@@ -173,7 +195,7 @@ def _cycles(move: Map) -> list[list[int]]:
     return cycles
 
 
-def _reach(dfa: DFA, goal: int) -> tuple[str, ...]:
+def reach(dfa: DFA, goal: int) -> tuple[str, ...]:
     """A shortest word from the start to a state."""
     words: dict[int, tuple[str, ...]] = {dfa.start: ()}
     for q in (order := [dfa.start]):
@@ -184,7 +206,7 @@ def _reach(dfa: DFA, goal: int) -> tuple[str, ...]:
     return words[goal]
 
 
-def _distinguish(dfa: DFA, p: int, q: int) -> tuple[str, ...]:
+def distinguish(dfa: DFA, p: int, q: int) -> tuple[str, ...]:
     """A shortest word that is accepted from one of two states of a minimal automaton only."""
     words: dict[tuple[int, int], tuple[str, ...]] = {(p, q): ()}
     for a, b in (order := [(p, q)]):

@@ -1,7 +1,7 @@
 """Every table and figure that `statetrack reproduce` knows, by name."""
 
 from statetrack.errors import unknown_name
-from statetrack.experiments import fig_parity, fig_s5, fig_z60, ours_length, tab_chomsky
+from statetrack.experiments import fig_parity, fig_s5, fig_z60, ours_gates, ours_length, tab_chomsky
 from statetrack.experiments.item import Item
 
 ITEMS: dict[str, Item] = {
@@ -13,10 +13,12 @@ ITEMS: dict[str, Item] = {
         fig_s5.ITEM,
         fig_z60.ITEM,
         ours_length.ITEM,
+        ours_gates.ITEM,
+        ours_gates.ARITHMETIC_ITEM,
     )
 }
-# What "all" stands for, what matters more first: the paper's tables and figures. The length figure is another
-# view of the table's runs.
+# What "all" stands for, what matters more first: the paper's. The length figure is another view of the
+# table's runs, and the items of ours are asked for by name.
 BY_IMPORTANCE = (tab_chomsky.TABLE, fig_s5.ITEM, fig_z60.ITEM, fig_parity.ITEM)
 
 

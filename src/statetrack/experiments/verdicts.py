@@ -63,7 +63,7 @@ def runs(found: Explanation, steps: int, length: int) -> list[VerdictRun]:
 
 
 def _model(verdict: Verdict, found: Explanation) -> tuple[str, ModelConfig] | None:
-    """Mamba for diagonal classes, DeltaNet and DeltaProduct without convolutions for the others."""
+    """Mamba or Mamba-3 for diagonal classes, DeltaNet or DeltaProduct without convolutions for others."""
     m = verdict.model
     # Rows with two and more factors in [0,1] answer as the row with one does; training one is enough.
     repeated = m.eigenvalues == "[0,1]" and (m.householders or 1) > 1
@@ -72,8 +72,9 @@ def _model(verdict: Verdict, found: Explanation) -> tuple[str, ModelConfig] | No
     levels = max(1, *(len(sizes) for sizes in found.cascades.values() if sizes is not None))
     layers = m.layers or (1 if levels == 1 or found.analysis.is_group else 2)
     if m.kind == "diagonal":
-        name = f"Mamba {m.eigenvalues}, {_layers(layers)}"
-        return name, model_config("mamba", d_model=32, layers=layers, eigenvalues=m.eigenvalues)
+        family, preset = ("Mamba-3", "mamba3") if m.eigenvalues == "unit-circle" else ("Mamba", "mamba")
+        name = f"{family} {m.eigenvalues}, {_layers(layers)}"
+        return name, model_config(preset, d_model=32, layers=layers, eigenvalues=m.eigenvalues)
     k = m.householders or 1
     cascade_not_needed = m.name.endswith("(cascade)") and m is not found.cheapest
     if k > MAX_FACTORS or layers > MAX_LAYERS or cascade_not_needed:

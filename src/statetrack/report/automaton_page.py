@@ -160,8 +160,8 @@ def _verdict(v: Verdict, found: Explanation) -> dict[str, Any]:
         "source": v.source,
         "derived": v.derived,
         "witness": "" if w is None else w.shape(),
-        "period": 0 if w is None else w.period,
-        "word": "" if w is None else spell((*w.x, *w.u * WITNESS_REPEATS, *w.y)[:LONGEST_WORD], found.dfa),
+        "note": "" if w is None else w.note(),
+        "word": "" if w is None else spell(tuple(w.example(WITNESS_REPEATS)[:LONGEST_WORD]), found.dfa),
         "cheapest": v.model is found.cheapest,
     }
 

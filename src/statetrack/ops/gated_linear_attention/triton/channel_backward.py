@@ -67,7 +67,7 @@ def values_kernel(
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr,
     PACKED: tl.constexpr, BF16: tl.constexpr, OUT: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    columns: tl.constexpr = tl.cdiv(V, BV)
+    columns: tl.constexpr = (V + BV - 1) // BV
     chunk, h = tl.program_id(0) // columns, tl.program_id(1)
     first, rows = chunk_rows(chunk_table, chunk, T, C, 1, PACKED)
     if rows <= 0:
@@ -93,7 +93,7 @@ def gradients_kernel(
     LEVELS: tl.constexpr, GATE: tl.constexpr, PACKED: tl.constexpr, BF16: tl.constexpr, OUT: tl.constexpr,
 ):  # fmt: skip
     """A program has a chunk of one head and BK of its channels, which do not depend on the others."""
-    slices: tl.constexpr = tl.cdiv(K, BK)
+    slices: tl.constexpr = (K + BK - 1) // BK
     chunk, h = tl.program_id(0) // slices, tl.program_id(1)
     first, rows = chunk_rows(chunk_table, chunk, T, C, 1, PACKED)
     if rows <= 0:

@@ -16,7 +16,7 @@ def decode_kernel(
     PER_HEAD: tl.constexpr, HAS_START: tl.constexpr,
 ):  # fmt: skip
     """q, k (B, 1, H, K) and v, o (B, 1, H, V); `gate` and `sign` as in gates.py; start, end (B, H, K, V)."""
-    slices: tl.constexpr = tl.cdiv(V, BV)
+    slices: tl.constexpr = (V + BV - 1) // BV
     row = (tl.program_id(0) // slices).to(tl.int64)  # of (B, H)
     ik, iv = tl.arange(0, BK), (tl.program_id(0) % slices) * BV + tl.arange(0, BV)
     in_k, in_v = ik < K, iv < V

@@ -111,7 +111,7 @@ def cumulate_kernel(
 
     A program has a chunk of one head and BK channels.
     """
-    slices: tl.constexpr = tl.cdiv(K, BK)
+    slices: tl.constexpr = (K + BK - 1) // BK
     chunk, h = tl.program_id(0) // slices, tl.program_id(1)
     first, rows = chunk_rows(chunk_table, chunk, T, C, 1, PACKED)
     if rows <= 0:

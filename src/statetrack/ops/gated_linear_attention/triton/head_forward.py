@@ -62,7 +62,7 @@ def head_outputs_kernel(
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr,
     GATE: tl.constexpr, PACKED: tl.constexpr, BF16: tl.constexpr, OUT: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    columns: tl.constexpr = tl.cdiv(V, BV)
+    columns: tl.constexpr = (V + BV - 1) // BV
     chunk, h = tl.program_id(0) // columns, tl.program_id(1)
     first, rows = chunk_rows(chunk_table, chunk, T, C, 1, PACKED)
     if rows <= 0:

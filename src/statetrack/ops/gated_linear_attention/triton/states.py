@@ -19,8 +19,8 @@ def sweep_kernel(
     PER_HEAD: tl.constexpr, PACKED: tl.constexpr, BACKWARD: tl.constexpr, HAS_START: tl.constexpr,
     HAS_END: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    slices: tl.constexpr = tl.cdiv(K, ROWS)
-    columns: tl.constexpr = tl.cdiv(V, BV)
+    slices: tl.constexpr = (K + ROWS - 1) // ROWS
+    columns: tl.constexpr = (V + BV - 1) // BV
     part = tl.program_id(0) % (slices * columns)
     sequence_head = tl.program_id(0) // (slices * columns)
     sequence, h = sequence_head // H, sequence_head % H

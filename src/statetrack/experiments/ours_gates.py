@@ -1,0 +1,188 @@
+"""Ours: what every mixer tracks in every range of eigenvalues, on parity, Z60, S5 and modular arithmetic.
+
+The paper leaves GLA, Mamba-2 and mLSTM in [0,1] (App. E.4). Here each of them, and each mixer after it, is
+trained in all its ranges. Theory says: parity by every range but [0,1]; Z60 by rotations in one layer; S5 by
+no stack of diagonal layers (docs/theory.md). To add a mixer, add a line to `MIXERS`.
+"""
+
+from dataclasses import dataclass, field, replace
+from itertools import product
+from typing import Any
+
+from statetrack.experiments import tab_chomsky, word_problems
+from statetrack.experiments.item import (
+    PRECISION,
+    Claim,
+    Item,
+    LabelledRun,
+    NamedModel,
+    Scale,
+    check_scale,
+    range_label,
+)
+from statetrack.experiments.word_problems import Size
+from statetrack.layers import model_config
+from statetrack.ops.checks import EIGENVALUES
+from statetrack.spec import RunSpec
+from statetrack.tasks import task
+
+PARITY, Z60, SWAPS, ARITHMETIC = "Parity", "Z60", "S5 swaps", "Mod. arithmetic w/o brackets"
+PANELS = {PARITY: "parity-dense", Z60: "z60", SWAPS: "s5-swaps"}
+
+
+@dataclass(frozen=True)
+class GatedMixer:
+    """A row of the tables: a preset in all its ranges. `quick` are its options at width 32."""
+
+    family: str
+    preset: str
+    ranges: tuple[str, ...] = EIGENVALUES
+    quick: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def models(self, **changes: Any) -> list[NamedModel]:
+        return [
+            NamedModel(
+                range_label(self.family, eigenvalues),
+                self.family,
+                model_config(self.preset, eigenvalues=eigenvalues, **self.options | changes),
+                ours=True,
+            )
+            for eigenvalues in self.ranges
+        ]
+
+
+DISC = (*EIGENVALUES, "unit-circle")
+# With one head, training finds the sign sooner: several also find shortcuts over a few tokens. Short
+# convolutions are shortcuts too, and the word problems of the paper are without them.
+PLAIN = {"convolution": 0}
+MIXERS = (
+    GatedMixer("GLA", "gla", quick={"heads": 1}),
+    GatedMixer("HGRN2", "hgrn2", quick={"heads": 1}),
+    GatedMixer("Mamba-2", "mamba2", quick={"d_state": 16}),
+    GatedMixer("Mamba-3", "mamba3", DISC, quick={"d_state": 16}),
+    GatedMixer("mLSTM", "mlstm", quick={"heads": 1}),
+    GatedMixer("mLSTM, no normaliser", "mlstm", quick={"heads": 1}, options={"normaliser": False}),
+    GatedMixer("Mamba", "mamba"),
+    GatedMixer("DeltaNet", "deltanet-no-conv", DISC, quick={"heads": 1}),
+    GatedMixer("Gated DeltaNet, signed gate", "gated-deltanet-signed", quick={"heads": 1}, options=PLAIN),
+    GatedMixer("KDA", "kda", quick={"heads": 1}, options=PLAIN),
+    GatedMixer("KDA, signed gate", "kda", quick={"heads": 1}, options={**PLAIN, "signed_gate": True}),
+)
+
+SIZES = {
+    "smoke": Size(
+        replace(word_problems.PROTOCOL, steps=2, batch=2, log_every=1),
+        replace(word_problems.EVALUATION, eval_samples=4),
+        longest=16,
+        seeds=1,
+        train_length=8,
+    ),
+    "quick": Size(
+        replace(
+            word_problems.PROTOCOL, steps=300, batch=64, lr=1e-2, schedule="cosine", warmup=0.1, log_every=20
+        ),
+        replace(word_problems.EVALUATION, eval_samples=512, eval_batch=64),
+        longest=256,
+        seeds=1,
+    ),
+    "paper": Size(word_problems.PAPER_TRAINING, word_problems.EVALUATION, longest=500, seeds=1),
+}
+QUICK_WIDTH, LAYERS = 32, 1
+# Short words let training find the sign, long ones bring the gate near to -1.
+QUICK_LENGTHS = (2, 32)
+
+CLAIMS = tuple(
+    Claim(PARITY, range_label(mixer.family, signed), range_label(mixer.family, "[0,1]"))
+    for mixer in MIXERS
+    for signed in mixer.ranges
+    if "[0,1]" in mixer.ranges and signed != "[0,1]"
+)
+_ALWAYS = ("Not in the paper, except DeltaNet and Mamba on S5, Z60 and arithmetic; one layer.",)
+DIFFERENCES = {
+    "smoke": ("2 steps at width 8: nothing is learned, the machinery is tried.", *_ALWAYS),
+    "quick": (
+        "Parity only: 300 steps of batch 64 on 2 to 32 bits at lr 1e-2, width 32, one seed; up to 256 bits.",
+        *_ALWAYS,
+    ),
+    "paper": ("The protocol of the group word problems of App. E.2, one seed.", PRECISION, *_ALWAYS),
+}
+ARITHMETIC_DIFFERENCES = {
+    "smoke": DIFFERENCES["smoke"],
+    "quick": (
+        "900 steps of batch 64 at lr 3e-3, width 32, on lengths 3 to 20: enough to try it, not to learn it.",
+        *_ALWAYS,
+    ),
+    "paper": ("The protocol of Table 3 (App. E.1) with three layers, four rates and three seeds.", PRECISION),
+}
+
+
+def models(scale: Scale, layers: int = LAYERS) -> list[NamedModel]:
+    """Every mixer in each of its ranges."""
+    if scale == "paper":
+        return [model for mixer in MIXERS for model in mixer.models(layers=layers)]
+    width = 8 if scale == "smoke" else QUICK_WIDTH
+    return [m for mixer in MIXERS for m in mixer.models(d_model=width, layers=LAYERS, **mixer.quick)]
+
+
+def runs(scale: Scale, seeds: int | None = None) -> list[LabelledRun]:
+    """Every mixer and range on parity, Z60 and S5 by swaps; at quick scale on parity."""
+    check_scale(scale)
+    panels = {PARITY: PANELS[PARITY]} if scale == "quick" else PANELS
+    everything = models(scale)
+    chosen = {p: everything if scale != "smoke" or p == PARITY else everything[:2] for p in panels}
+    found = word_problems.grid(panels, chosen, dict.fromkeys(panels, SIZES[scale]), seeds)
+    return [_with_short_words(run) for run in found] if scale == "quick" else found
+
+
+def _with_short_words(run: LabelledRun) -> LabelledRun:
+    training = replace(run.spec.training, train_lengths=QUICK_LENGTHS)
+    return replace(run, spec=replace(run.spec, training=training))
+
+
+def arithmetic_runs(scale: Scale, seeds: int | None = None) -> list[LabelledRun]:
+    """Every mixer and range on modular arithmetic without brackets, in the protocol of Table 3."""
+    check_scale(scale)
+    size = tab_chomsky.SIZES[scale]
+    steps = tab_chomsky.QUICK_STEPS[1] if scale == "quick" else size.training.steps
+    return [
+        LabelledRun(
+            ARITHMETIC,
+            model.label,
+            model.family,
+            RunSpec(
+                task("mod-arithmetic"),
+                model.config,
+                replace(size.training, steps=steps, lr=lr, clip=1.0),
+                size.evaluation,
+                seed,
+            ).resolved(),
+            ours=True,
+        )
+        for model in models(scale, layers=size.layers[1])
+        for lr, seed in product(size.rates, range(seeds or size.seeds))
+    ]
+
+
+ITEM = Item(
+    name="ours-gates",
+    what="Ours: every mixer in every range of eigenvalues on parity, Z60 and S5",
+    paper_label="not in the paper",
+    runs=runs,
+    measure="reach",
+    figure="curves",
+    paper={},
+    claims=CLAIMS,
+    differences=DIFFERENCES,
+)
+ARITHMETIC_ITEM = Item(
+    name="ours-gates-arithmetic",
+    what="Ours: every mixer in every range of eigenvalues on modular arithmetic without brackets",
+    paper_label="not in the paper",
+    runs=arithmetic_runs,
+    measure="scaled accuracy",
+    figure="dots",
+    paper={},
+    claims=(),
+    differences=ARITHMETIC_DIFFERENCES,
+)
