@@ -124,3 +124,15 @@ def test_silu_of_the_sum_is_the_silu_of_pytorch():
     torch.testing.assert_close(
         short_convolution(x, weight, bias, silu=True), F.silu(short_convolution(x, weight, bias))
     )
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_step_of_decoding_is_the_last_step_of_the_whole(bias):
+    x, weight = torch.randn(3, 9, 6), torch.randn(6, 4)
+    bias = torch.randn(6) if bias else None
+    whole = short_convolution(x, weight, bias, silu=True, backend="reference")
+    with torch.no_grad():
+        step = short_convolution(
+            x[:, -1:], weight, bias, silu=True, initial_state=x[:, -4:-1].mT, backend="reference"
+        )
+    torch.testing.assert_close(step, whole[:, -1:])

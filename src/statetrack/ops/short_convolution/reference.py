@@ -39,7 +39,11 @@ def short_convolution_reference(
         if initial_state is None
         else torch.cat([initial_state.to(x.dtype), x], dim=-1)
     )
-    y = F.conv1d(x, weight[:, None], bias, groups=C).mT
+    if x.shape[-1] == width and not torch.is_grad_enabled():  # decoding: conv1d takes five times as long
+        y = (x * weight).sum(-1)[:, None]
+        y = y if bias is None else y + bias
+    else:
+        y = F.conv1d(x, weight[:, None], bias, groups=C).mT
     return F.silu(y) if silu else y
 
 
