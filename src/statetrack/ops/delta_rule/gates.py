@@ -23,7 +23,7 @@ from statetrack.ops.autograd import first_derivative_only
 from statetrack.ops.backends import load
 from statetrack.ops.delta_rule.options import DeltaRuleOptions
 from statetrack.ops.delta_rule.reference import delta_rule_reference
-from statetrack.ops.gated_linear_attention.rotation import both_of_pair, cumulated_angles, rotate
+from statetrack.ops.gated_linear_attention.rotation import along_time, both_of_pair, cumulated_angles, rotate
 
 # A backend is a function of q, k, v, beta, gate, initial_state, cu_seqlens and options.
 BACKENDS = {
@@ -172,7 +172,7 @@ def fold(
 
 def cumulated_signs(sign: Tensor, cu_seqlens: Tensor | None) -> Tensor:
     """The product of `sign` (B, T, ...) up to each step, from the start of its sequence."""
-    c = sign.cumprod(1)
+    c = along_time(torch.cumprod, sign)
     if cu_seqlens is None:
         return c
     places = torch.arange(sign.shape[1], device=sign.device)

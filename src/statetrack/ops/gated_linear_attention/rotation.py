@@ -9,6 +9,7 @@ commutes with R.
 """
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -20,12 +21,22 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, dim: int = -1) -> Tensor:
     return torch.cat([cos * first - sin * second, sin * first + cos * second], dim)
 
 
+def along_time(scan: Callable[[Tensor, int], Tensor], x: Tensor) -> Tensor:
+    """A cumulated sum or product of x (B, T, ...) along time.
+
+    On a GPU PyTorch scans the last axis in blocks, others step by step: 6 ms for 32,768 signs of 16 heads.
+    """
+    if not x.is_cuda:
+        return scan(x, 1)
+    return scan(x.movedim(1, -1).contiguous(), -1).movedim(-1, 1)
+
+
 def cumulated_angles(angle: Tensor, cu_seqlens: Tensor | None) -> Tensor:
     """The sum of `angle` (B, T, ...) up to each step, from the start of its sequence, in [0, 2 pi).
 
     Summed in float64: in float32 the angle of step 64,000 would be off by a hundredth.
     """
-    total = angle.double().cumsum(1)
+    total = along_time(torch.cumsum, angle.double())
     if cu_seqlens is not None:
         places = torch.arange(angle.shape[1], device=angle.device)
         start = cu_seqlens[torch.bucketize(places, cu_seqlens[1:], right=True)]
