@@ -3,7 +3,8 @@
 import ast
 import inspect
 
-# fla 0.6.0, fla/ops/delta_rule, gated_delta_rule and gated_delta_product; annotations left out
+# fla 0.6.0, fla/ops/delta_rule, gated_delta_rule, gated_delta_product, gla, simple_gla and kda; annotations
+# left out
 FLA = {
     "chunk_delta_rule": "q, k, v, beta, scale=None, initial_state=None, output_final_state=False, "
     "use_qk_l2norm_in_kernel=False, cu_seqlens=None, cu_seqlens_cpu=None, **kwargs",
@@ -20,6 +21,23 @@ FLA = {
     "chunk_gated_delta_product": "q, k, v, g, beta, num_householder, scale=None, initial_state=None, "
     "output_final_state=False, use_qk_l2norm_in_kernel=False, cu_seqlens=None, cu_seqlens_cpu=None, "
     "cp_context=None",
+    "chunk_gla": "q, k, v, g, scale=None, initial_state=None, output_final_state=False, state_v_first=False, "
+    "cu_seqlens=None, cu_seqlens_cpu=None",
+    "fused_recurrent_gla": "q, k, v, gk=None, gv=None, scale=None, initial_state=None, "
+    "output_final_state=False, reverse=False, state_v_first=False, cu_seqlens=None, **kwargs",
+    "chunk_simple_gla": "q, k, v, g=None, g_gamma=None, scale=None, initial_state=None, "
+    "output_final_state=False, state_v_first=False, cu_seqlens=None, cu_seqlens_cpu=None, **kwargs",
+    "fused_recurrent_simple_gla": "q, k, v, g=None, g_gamma=None, scale=None, initial_state=None, "
+    "output_final_state=False, reverse=False, state_v_first=False, cu_seqlens=None, **kwargs",
+    "chunk_kda": "q, k, v, g, beta, scale=None, initial_state=None, output_final_state=False, "
+    "use_qk_l2norm_in_kernel=False, use_gate_in_kernel=False, use_beta_sigmoid_in_kernel=False, "
+    "allow_neg_eigval=False, safe_gate=False, lower_bound=None, disable_recompute=False, "
+    "return_intermediate_states=False, state_v_first=False, cu_seqlens=None, cu_seqlens_cpu=None, "
+    "cp_context=None, use_graph=False, max_num_seqs=None, **kwargs",
+    "fused_recurrent_kda": "q, k, v, g, beta, A_log=None, dt_bias=None, scale=None, initial_state=None, "
+    "output_final_state=False, use_qk_l2norm_in_kernel=False, use_gate_in_kernel=False, "
+    "use_beta_sigmoid_in_kernel=False, allow_neg_eigval=False, lower_bound=None, state_v_first=False, "
+    "cu_seqlens=None, **kwargs",
 }
 # mamba-ssm, mamba_ssm/ops/selective_scan_interface.py and ops/triton/selective_state_update.py
 MAMBA = {

@@ -191,8 +191,6 @@ def test_options_without_a_counterpart_name_the_way_round():
     q, k, v, beta, g, _ = inputs()
     chunk, stepwise = fla.chunk_gated_delta_rule, fla.fused_recurrent_gated_delta_rule
     for match, call in (
-        ("gated_linear_attention has decays", lambda: stepwise(q, k, v, gk=torch.zeros_like(k))),
-        ("one decay per head", lambda: stepwise(q, k, v, gv=torch.zeros_like(v))),
         ("initial_state of the next", lambda: chunk(q, k, v, g, beta, cp_context=object())),
         ("2 \\* sigmoid", lambda: chunk(q, k, v, g, beta, allow_neg_eigval=True)),
         ("needs A_log", lambda: chunk(q, k, v, g, beta, use_gate_in_kernel=True)),

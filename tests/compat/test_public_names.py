@@ -30,7 +30,8 @@ def test_help_shows_equation_shapes_and_an_example(name):
 
 
 EXAMPLES = [getattr(statetrack, name) for name in (*LAYERS, "build")]
-EXAMPLES += [fla.chunk_delta_rule, fla.chunk_gated_delta_rule, mamba_ssm.selective_scan_fn]
+EXAMPLES += [fla.chunk_delta_rule, fla.chunk_gated_delta_rule, fla.chunk_gla, fla.chunk_kda]
+EXAMPLES += [mamba_ssm.selective_scan_fn]
 
 
 @pytest.mark.parametrize("value", EXAMPLES, ids=lambda value: value.__name__)

@@ -1,4 +1,4 @@
-"""The delta rules of flash-linear-attention (fla 0.6.0) on `statetrack.delta_rule`.
+"""Delta rules and gated linear attention of flash-linear-attention (fla 0.6.0) on the ops of this library.
 
     from fla.ops.delta_rule import chunk_delta_rule                 # before
     from statetrack.compat.fla import chunk_delta_rule              # after
@@ -15,12 +15,21 @@ from torch import Tensor
 from statetrack.compat.fla_arguments import (
     beta_of_one,
     check_per_head,
+    decay_of_both,
     decay_of_gate,
-    grouped_heads,
+    grouped_delta_rule,
     largest_beta,
     longest_sequence,
     read_extras,
     refuse_context,
+    refuse_value_gates,
+)
+from statetrack.compat.fla_kda import chunk_kda, fused_recurrent_kda
+from statetrack.compat.fla_linear_attention import (
+    chunk_gla,
+    chunk_simple_gla,
+    fused_recurrent_gla,
+    fused_recurrent_simple_gla,
 )
 from statetrack.errors import UserError
 from statetrack.ops.delta_rule import delta_rule
@@ -30,9 +39,15 @@ __all__ = [
     "chunk_gated_delta_product",
     "chunk_gated_delta_rule",
     "chunk_gdn",
+    "chunk_gla",
+    "chunk_kda",
+    "chunk_simple_gla",
     "fused_recurrent_delta_rule",
     "fused_recurrent_gated_delta_rule",
     "fused_recurrent_gdn",
+    "fused_recurrent_gla",
+    "fused_recurrent_kda",
+    "fused_recurrent_simple_gla",
 ]
 
 
@@ -159,7 +174,7 @@ def chunk_gated_delta_rule(
         op, kwargs, ("use_gate_in_kernel", "A_log", "dt_bias", "transpose_state_layout"), state_v_first
     )
     gate = extras.get("A_log"), extras.get("dt_bias")
-    return _gated(
+    return grouped_delta_rule(
         op,
         q,
         k,
@@ -201,23 +216,18 @@ def fused_recurrent_gated_delta_rule(
     """The gated delta rule, as `fla.ops.gated_delta_rule.fused_recurrent_gated_delta_rule`.
 
     Equation, shapes and results: see `chunk_gated_delta_rule`. `g` None means no decay, `beta` None means 1.
-    Decays per key channel (`gk`) or value channel (`gv`) are refused. Unlike fla's, it has gradients.
+    `gk` (B, T, G, K) is the logarithm of a decay of every key channel, as in `chunk_kda`; given together with
+    g, it is added to it. `gv`, a decay of every value channel, is refused. Unlike fla's, it has gradients.
     """
     op = "fused_recurrent_gated_delta_rule"
-    if gk is not None or gv is not None:
-        name, axis = ("gk", "key") if gk is not None else ("gv", "value")
-        raise UserError(
-            f"{op}: {name}, a decay of every {axis} channel, is not offered. Give g, one decay per head; "
-            "statetrack.gated_linear_attention has decays per key channel, without the delta rule. Or keep "
-            "fla's function for this layer."
-        )
+    refuse_value_gates(op, gv, "delta_rule")
     extras = read_extras(op, kwargs, ("transpose_state_layout",), state_v_first)
-    return _gated(
+    return grouped_delta_rule(
         op,
         q,
         k,
         v,
-        decay_of_gate(op, g, A_log, dt_bias) if use_gate_in_kernel else g,
+        decay_of_both(op, decay_of_gate(op, g, A_log, dt_bias) if use_gate_in_kernel else g, gk, q, v),
         beta_of_one(v) if beta is None else beta,
         beta_from_logits=largest_beta(op, use_beta_sigmoid_in_kernel, allow_neg_eigval),
         state_v_first=bool(extras.get("transpose_state_layout", state_v_first)),
@@ -270,26 +280,3 @@ def chunk_gated_delta_product(
 
 chunk_gdn = chunk_gated_delta_rule
 fused_recurrent_gdn = fused_recurrent_gated_delta_rule
-
-
-def _gated(
-    op: str,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor | None,
-    beta: Tensor,
-    *,
-    state_v_first: bool,
-    initial_state: Tensor | None,
-    **options: Any,
-) -> tuple[Tensor, Tensor | None]:
-    """The delta rule with grouped value heads and states in either layout."""
-    check_per_head(op, beta)
-    q, k = grouped_heads(op, q, k, v)
-    if state_v_first and initial_state is not None:
-        initial_state = initial_state.transpose(-1, -2)
-    o, state = delta_rule(q, k, v, beta, g=g, initial_state=initial_state, **options)
-    if state_v_first and state is not None:
-        state = state.transpose(-1, -2).contiguous()
-    return o, state

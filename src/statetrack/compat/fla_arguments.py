@@ -1,4 +1,4 @@
-"""Arguments of fla's functions in the form that `statetrack.delta_rule` takes, or the reason why not."""
+"""Arguments of fla's functions in the form that the ops of this library take, or the reason why not."""
 
 import warnings
 from typing import Any
@@ -9,8 +9,32 @@ from torch import Tensor
 
 from statetrack.errors import UserError, unknown_name
 from statetrack.ops import checks
+from statetrack.ops.delta_rule import delta_rule
 
 CHUNK_SIZES = (16, 32, 64)
+
+
+def grouped_delta_rule(
+    op: str,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None,
+    beta: Tensor,
+    *,
+    state_v_first: bool,
+    initial_state: Tensor | None,
+    **options: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """The delta rule with grouped value heads and states in either layout."""
+    check_per_head(op, beta)
+    q, k = grouped_heads(op, q, k, v)
+    if state_v_first and initial_state is not None:
+        initial_state = initial_state.transpose(-1, -2)
+    o, state = delta_rule(q, k, v, beta, g=g, initial_state=initial_state, **options)
+    if state_v_first and state is not None:
+        state = state.transpose(-1, -2).contiguous()
+    return o, state
 
 
 def grouped_heads(op: str, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -44,6 +68,62 @@ def decay_of_gate(op: str, g: Tensor | None, A_log: Tensor | None, dt_bias: Tens
     return -A_log.to(dtype).exp() * F.softplus(x)
 
 
+def decay_of_channel_gate(
+    op: str, g: Tensor, A_log: Tensor | None, dt_bias: Tensor | None, lower_bound: float | None
+) -> Tensor:
+    """-exp(A_log) softplus(g + dt_bias), or with a lower bound b the bounded b sigmoid(exp(A_log) (g +
+    dt_bias)), in float32 or better; g (B, T, G, K), A_log (G,), dt_bias (G K,)."""
+    if A_log is None and lower_bound is None:
+        raise UserError(f"{op}: use_gate_in_kernel=True needs A_log, or lower_bound, as well.")
+    G, K = g.shape[-2:]
+    dtype = torch.promote_types(g.dtype, torch.float32)
+    x, rate = g.to(dtype), None
+    if dt_bias is not None:
+        checks.check_shape(op, "dt_bias", dt_bias.flatten(), (G * K,), "(value heads * K,)")
+        x = x + dt_bias.to(dtype).reshape(G, K)
+    if A_log is not None:
+        checks.check_shape(op, "A_log", A_log.flatten(), (G,), "(value heads,)")
+        rate = A_log.to(dtype).reshape(G, 1).exp()
+    if lower_bound is not None:
+        return lower_bound * torch.sigmoid(x if rate is None else rate * x)
+    assert rate is not None
+    return -rate * F.softplus(x)
+
+
+def check_per_channel(op: str, name: str, gate: Tensor, q: Tensor, v: Tensor) -> Tensor:
+    """The gate, refused unless it has a value for every key channel of every value head: a gate per head
+    would be another rule."""
+    if not isinstance(gate, Tensor):
+        raise UserError(f"{op}: {name} is a {type(gate).__name__}, expected a tensor.")
+    if all(isinstance(x, Tensor) and x.ndim == 4 for x in (q, v)):  # else for the op to refuse
+        expected = (*v.shape[:3], q.shape[-1])
+        checks.check_shape(op, name, gate, expected, "(batch, time, value heads, K)")
+    return gate
+
+
+def decay_of_both(op: str, g: Tensor | None, gk: Tensor | None, q: Tensor, v: Tensor) -> Tensor | None:
+    """The decay per head, the decay per key channel, or both as one decay per channel: their sum."""
+    if gk is None:
+        return g
+    check_per_channel(op, "gk", gk, q, v)
+    if g is None:
+        return gk
+    checks.check_shape(op, "g", g, tuple(gk.shape[:3]), "(batch, time, value heads)")
+    dtype = torch.promote_types(torch.promote_types(g.dtype, gk.dtype), torch.float32)
+    return g.to(dtype)[..., None] + gk.to(dtype)
+
+
+def refuse_value_gates(op: str, gv: Any, ours: str) -> None:
+    """Refuse a decay per value channel, and say how one head per value channel computes the same."""
+    if gv is not None:
+        raise UserError(
+            f"{op}: gv, a decay of every value channel, is not offered. Heads of one value channel each "
+            f"compute the same, with V times the work on the keys: statetrack.{ours} with q, k and the other "
+            "gates after repeat_interleave(V, dim=2), v as (B, T, H V, 1), and gv as (B, T, H V) added to "
+            "the other gates."
+        )
+
+
 def largest_beta(op: str, from_logits: bool, allow_neg_eigval: bool) -> float | None:
     """`beta_from_logits` of the op: 1 or 2, None where beta is given as it is."""
     if allow_neg_eigval and not from_logits:
@@ -55,7 +135,11 @@ def largest_beta(op: str, from_logits: bool, allow_neg_eigval: bool) -> float | 
 
 
 def read_extras(
-    op: str, extras: dict[str, Any], known: tuple[str, ...], state_v_first: bool = False
+    op: str,
+    extras: dict[str, Any],
+    known: tuple[str, ...],
+    state_v_first: bool = False,
+    chunk_sizes: tuple[int, ...] = CHUNK_SIZES,
 ) -> dict[str, Any]:
     """The keywords that fla reads from **kwargs. It ignores others; here they are errors."""
     for name in extras:
@@ -68,8 +152,10 @@ def read_extras(
         )
     if "head_first" in extras:
         warnings.warn("head_first=False is what there is: leave it out.", DeprecationWarning, stacklevel=3)
-    if extras.get("chunk_size", 64) not in CHUNK_SIZES:
-        raise UserError(f"{op}: chunk_size is {extras['chunk_size']!r}, expected 16, 32 or 64, or none.")
+    size = extras.get("chunk_size")
+    if size is not None and size not in chunk_sizes:
+        expected = f"{', '.join(map(str, chunk_sizes[:-1]))} or {chunk_sizes[-1]}"
+        raise UserError(f"{op}: chunk_size is {size!r}, expected {expected}, or none.")
     if "transpose_state_layout" in extras:
         if state_v_first:
             raise UserError(f"{op}: give state_v_first or its old name transpose_state_layout, not both.")
