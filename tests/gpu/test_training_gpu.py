@@ -44,7 +44,7 @@ SPECS = {
     "noisy states": RunSpec(
         task("s5-swaps"),
         model_config("deltanet-no-conv", beta="hard"),
-        # at 1e-3 the loss falls from step 80 on, and then, in bfloat16 layers and with the same noise, a change
+        # at 1e-3 the loss falls from step 80 on, and then, in bfloat16 and with the same noise, a change
         # of 1e-7 in the first weights changes it by 4e-2, and one of 1e-3 by 1e-1; at 2e-4 the latter by 9e-4
         replace(
             TRAINING,
