@@ -1,6 +1,7 @@
 """The scripts in examples/ run, and print what their docstrings promise."""
 
 import ast
+import json
 import re
 import subprocess
 import sys
@@ -11,9 +12,9 @@ import pytest
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
-def output_of(name, *arguments):
+def output_of(name, *arguments, cwd=None):
     command = [sys.executable, EXAMPLES / name, *arguments]
-    result = subprocess.run(command, capture_output=True, text=True)
+    result = subprocess.run(command, capture_output=True, text=True, cwd=cwd)
     assert result.returncode == 0, result.stderr
     return result.stdout
 
@@ -48,6 +49,15 @@ def test_an_extended_model_goes_on_training():
     output = output_of("extend_the_range.py", "2", "1")
     assert len(re.findall(r"in \[-1,1\], \w+ kept: \d\.\d+ at once, \d\.\d+ after 1 more steps", output)) == 4
     assert len(re.findall(r"still in \[0,1\]: \d\.\d+", output)) == 2
+
+
+def test_both_forms_of_beta_are_trained_and_measured(tmp_path):
+    """Two steps of one run: what is printed, not how good it is."""
+    lines = output_of("hard_beta.py", "hard", "bfloat16", "1", "2", cwd=tmp_path).splitlines()
+    assert lines[0].split() == ["beta", "precision", "seed", "32", "1536", "2048"]
+    assert re.fullmatch(r"hard +bfloat16 +1( +0\.\d{3}){3}", lines[1])
+    spec = json.loads(next(tmp_path.glob("results/*/spec.json")).read_text())
+    assert (spec["model"]["mixer"]["beta"], spec["training"]["eps"]) == ("hard", 1e-6)
 
 
 def test_every_example_is_short_and_tested():

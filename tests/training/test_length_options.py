@@ -14,9 +14,11 @@ from statetrack.run import load_run, run
 from statetrack.spec import EvaluationConfig, RunSpec, TrainingConfig
 from statetrack.tasks import WordProblem, group, task
 from statetrack.training import Options
+from statetrack.training.graph_step import GraphStep
 from statetrack.training.initial_states import InitialStates
 from statetrack.training.loop import check_options
 from statetrack.training.selection import SEED, SEQUENCES
+from statetrack.training.source import source_of
 from statetrack.training.state import new_state
 
 CPU = torch.device("cpu")
@@ -119,6 +121,36 @@ def test_noisy_states_have_the_deviation_asked_for_and_leave_the_batch_alone(spe
     assert not torch.equal(start[0].S, start[1].S)
     torch.testing.assert_close(start[0].S.std(), torch.tensor(0.3), rtol=0.05, atol=0)
     assert not start[0].convolution[0].any()
+
+
+def test_the_noise_of_a_step_follows_its_batch_in_the_generator_of_the_data(spec, change):
+    """What the model is given in five steps, against the same draws without a model or a step."""
+    spec = change(spec, **OPTIONS["noise"])
+    state, by_hand = new_state(spec, CPU), new_state(spec, CPU).generator
+    step, given = GraphStep(spec, state, source_of(spec, CPU), print), []
+    state.model.register_forward_pre_hook(
+        lambda module, tokens, options: given.append((tokens[0], options["state"])), with_kwargs=True
+    )
+    for _ in range(5):
+        step()
+    for tokens, start in given:
+        assert torch.equal(tokens, spec.task.sample(4, (6, 6), by_hand).inputs)
+        for layer in start:
+            assert torch.equal(layer.S, 0.5 * torch.randn(layer.S.shape, generator=by_hand))
+    assert torch.equal(state.generator.get_state(), by_hand.get_state())
+
+
+@pytest.mark.parametrize("name", ["noise", "carried"])
+def test_nothing_random_happens_once_a_step_has_its_batch_and_states(spec, name, change):
+    """What a CUDA graph records of the arithmetic is then the same in every replay."""
+    spec = change(spec, **OPTIONS[name])
+    state = new_state(spec, CPU)
+    step = GraphStep(spec, state, source_of(spec, CPU), print)
+    batch, states = step.begin(step.draw())
+    before, default = state.generator.get_state(), torch.get_rng_state()
+    step.arithmetic(batch, states)
+    assert torch.equal(state.generator.get_state(), before)
+    assert torch.equal(torch.get_rng_state(), default)
 
 
 def test_the_selected_weights_are_those_of_the_step_with_the_largest_horizon(spec, change, tmp_path):

@@ -134,7 +134,11 @@ def test_norms_biases_embeddings_and_decay_rates_are_not_decayed(name):
 def test_matrices_are_decayed_but_for_embeddings_and_those_that_drive_a_recurrence(name):
     """By name, in the model's order within each group: checkpoints number the moments in that order."""
     model = build_model(RunSpec(model=model_config(name, layers=2)).resolved())
-    extra = {"mamba": ["mixer.A_log"], "slstm": ["mixer.recurrent", "mixer.bias"]}.get(name, [])
+    extra = {
+        "mamba": ["mixer.A_log"],
+        "mamba3": ["mixer.B_bias", "mixer.C_bias"],
+        "slstm": ["mixer.recurrent", "mixer.bias"],
+    }.get(name, [])
     spared = {"embedding.weight", *(f"blocks.{i}.{end}" for i in range(2) for end in extra)}
     named = dict(model.named_parameters())
     assert spared <= named.keys()

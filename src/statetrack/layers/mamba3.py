@@ -86,7 +86,8 @@ class Mamba3(Mixer):
         self.in_proj = nn.Linear(d_model, sum(self.parts), bias=False)
         self.dt_bias = no_weight_decay(nn.Parameter(log_uniform_steps(config.heads)))
         # the axis of length 1 is the rank of the multi-input variant in mamba-ssm
-        self.B_bias, self.C_bias = (nn.Parameter(torch.ones(config.heads, 1, config.d_state)) for _ in "BC")
+        biases = (nn.Parameter(torch.ones(config.heads, 1, config.d_state)) for _ in "BC")
+        self.B_bias, self.C_bias = map(no_weight_decay, biases)
         self.B_norm, self.C_norm = (RMSNorm(config.d_state, eps=config.bc_norm_eps) for _ in "BC")
         self.D = no_weight_decay(nn.Parameter(torch.ones(config.heads)))
         self.out_proj = nn.Linear(self.width, d_model, bias=False)

@@ -89,10 +89,10 @@ class GraphStep:
             self.graphs[width].replay(self)
             self.update = self.graphs[width].update
         else:
-            batch, self.update = self.draw(), self.recorded_update()
+            drawn, self.update = self.begin(self.draw()), self.recorded_update()
             if self.seen[width] <= EAGER_FIRST:
-                self._compile_kernels(batch)
-            self.arithmetic(batch, self.update)
+                self._compile_kernels(*drawn)
+            self.arithmetic(*drawn, self.update)
         self.state.step += 1
 
     def last_rate(self) -> float:
@@ -105,6 +105,14 @@ class GraphStep:
 
     def draw(self) -> Batch:
         return self.source.batch(self.state.step, WHOLE, self.state.generator)
+
+    def begin(self, batch: Batch) -> tuple[Batch, list[Any] | None]:
+        """The batch as it is trained on, and the states it starts from; None: empty ones.
+
+        With `draw`, everything random in a step: both take their numbers from the generator of the data, in
+        this order and in no other place, and a graph advances it by as many as an eager step does.
+        """
+        return (batch, None) if self.initial_states is None else self.initial_states.begin(batch)
 
     def recorded_update(self) -> RecordedAdamW | None:
         """The optimiser's step as a graph holds it, where there are graphs and it can be had.
@@ -122,19 +130,16 @@ class GraphStep:
             self.half_weights = None
         return update
 
-    def arithmetic(self, batch: Batch, update: RecordedAdamW | None = None) -> None:
-        """Everything but the data; nothing here waits for the device once it is recorded."""
+    def arithmetic(self, batch: Batch, states: list[Any] | None, update: RecordedAdamW | None = None) -> None:
+        """Everything but the data. Nothing here is random, or waits for the device once it is recorded."""
         state, clip = self.state, self.spec.training.clip
         state.optimizer.zero_grad()  # before the forward pass, which then has that memory
         if self.half_weights is not None:
             self.half_weights.zero_grad()
-        states = None
-        if self.initial_states is not None:
-            batch, states = self.initial_states.begin(batch)
-        loss, states = self._loss(*self._arguments(batch, states))
+        loss, last_states = self._loss(*self._arguments(batch, states))
         loss.backward()
         if self.initial_states is not None:
-            self.initial_states.end(batch, states)
+            self.initial_states.end(batch, last_states)
         self.rate.copy_(self.rates.index_select(0, self.count).squeeze())
         if update is not None:
             update.launch()
@@ -145,13 +150,12 @@ class GraphStep:
         state.loss_sum += loss.detach()
         self.count += 1
 
-    def _compile_kernels(self, batch: Batch) -> None:
+    def _compile_kernels(self, batch: Batch, states: list[Any] | None) -> None:
         """Compile the kernels of the arithmetic side by side, if they are Triton's; nothing else happens."""
         if not self.compiles_ahead or not prefers_triton(self.state.loss_sum) or is_checked():
             return
         from statetrack.ops.triton_runtime.compile_ahead import compile_ahead
 
-        states = None if self.initial_states is None else self.initial_states.empty
         arguments = self._arguments(batch, states)
         copies = {} if self.half_weights is None else self.half_weights.of
         weights = [copies.get(p, p) for p in self.state.model.parameters() if p.requires_grad]
@@ -169,9 +173,7 @@ class GraphStep:
         )
         return loss, states
 
-    def _arguments(
-        self, batch: Batch, states: list[Any] | None = None
-    ) -> tuple[Tensor, dict[str, Any], Tensor]:
+    def _arguments(self, batch: Batch, states: list[Any] | None) -> tuple[Tensor, dict[str, Any], Tensor]:
         """Tokens, the model's options, and the targets of the logits it then gives: those that count.
 
         `states` are those that sequences start from, where these are not empty.
@@ -213,7 +215,8 @@ class _Graph:
         self.graph.register_generator_state(step.state.generator)
         self.update = step.recorded_update()
         with torch.cuda.graph(self.graph, stream=step.stream):
-            step.arithmetic(step.draw() if self.batch is None else self.batch, self.update)
+            batch = step.draw() if self.batch is None else self.batch
+            step.arithmetic(*step.begin(batch), self.update)
         if self.update is not None:
             self.update.fill()
 
