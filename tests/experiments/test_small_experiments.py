@@ -86,38 +86,41 @@ def summary(dfa):
     ]
 
 
-DIAGONAL_2 = [
+DIAGONAL = [
     ("diagonal [0,1]", "Mamba [0,1], 2 layers", 2, 32, None, "[0,1]"),
     ("DeltaNet [0,1]", "DeltaNet [0,1], 2 layers", 2, 64, 1, "[0,1]"),
+    ("diagonal [-1,1], 1 layer", "Mamba [-1,1], 1 layer", 1, 32, None, "[-1,1]"),
     ("diagonal [-1,1]", "Mamba [-1,1], 2 layers", 2, 32, None, "[-1,1]"),
+    ("diagonal unit circle, 1 layer", "Mamba-3 unit-circle, 1 layer", 1, 32, None, "unit-circle"),
+    ("diagonal unit circle", "Mamba-3 unit-circle, 2 layers", 2, 32, None, "unit-circle"),
 ]
+DELTANET = ("DeltaNet [-1,1], 1 layer", "DeltaNet [-1,1], 1 layer", 1, 64, 1, "[-1,1]")
 
 
-def test_a_language_that_needs_a_cascade_is_trained_with_it():
-    """(aaa|b)* counts mod 3 and has a sink: no settled class but the cascade can do it, so it is trained."""
-    assert summary(DFA.from_regex("(aaa|b)*", "ab")) == [
-        *DIAGONAL_2,
-        ("DeltaNet [-1,1], 1 layer", "DeltaNet [-1,1], 1 layer", 1, 64, 1, "[-1,1]"),
-        ("DeltaProduct_4 [-1,1], 3 layers (cascade)", "DeltaProduct_4, 3 layers", 3, 64, 4, "[-1,1]"),
-    ]
+def test_a_language_that_is_settled_for_deltanet_is_trained_with_it():
+    """(aaa|b)* counts mod 3 and has a sink: no for one layer of DeltaNet, yes for turns in several layers."""
+    assert summary(DFA.from_regex("(aaa|b)*", "ab")) == [*DIAGONAL[:-1], DELTANET, DIAGONAL[-1]]
 
 
 def test_a_cascade_that_is_not_needed_is_not_trained():
     """(aa|b)* is already within the diagonal class; unknown classes are never trained."""
-    assert summary(DFA.from_regex("(aa|b)*", "ab")) == DIAGONAL_2
+    assert summary(DFA.from_regex("(aa|b)*", "ab")) == DIAGONAL
 
 
 def test_a_group_is_trained_with_one_layer():
-    one = [(name, model.replace("2 layers", "1 layer"), 1, *rest) for name, model, _, *rest in DIAGONAL_2]
+    one = [(name, model.replace("2 layers", "1 layer"), 1, *rest) for name, model, _, *rest in DIAGONAL[:2]]
     assert summary(DFA.from_group("S5")) == [
         *one,
-        ("DeltaNet [-1,1], 1 layer", "DeltaNet [-1,1], 1 layer", 1, 64, 1, "[-1,1]"),
+        DIAGONAL[2],
+        DIAGONAL[4],
+        DELTANET,
+        ("DeltaNet with rotations, 1 layer", "DeltaNet unit-circle, 1 layer", 1, 64, 1, "unit-circle"),
         ("DeltaProduct_4 [-1,1], 1 layer", "DeltaProduct_4, 1 layer", 1, 64, 4, "[-1,1]"),
     ]
 
 
 @pytest.mark.parametrize(
-    ("points", "last"), [(7, "DeltaProduct_6, 1 layer"), (8, "DeltaNet [-1,1], 1 layer")]
+    ("points", "last"), [(7, "DeltaProduct_6, 1 layer"), (8, "DeltaNet unit-circle, 1 layer")]
 )
 def test_more_than_six_factors_are_left_out(points, last):
     """All permutations of n points, by a cycle and a swap, take n - 1 factors in one layer."""

@@ -37,7 +37,9 @@ def test_a_wrong_name_is_an_error_each_time():
 def test_importing_the_ops_loads_no_backend():
     code = "import sys, statetrack.ops.delta_rule; print(*(m for m in sys.modules if 'delta_rule.' in m))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert result.stdout.split() == ["statetrack.ops.delta_rule.options"]
+    # what checks arguments and folds signs, and the loop over time, which gates share code with
+    light = {"options", "gates", "reference"}
+    assert {name.removeprefix("statetrack.ops.delta_rule.") for name in result.stdout.split()} <= light
 
 
 def test_the_options_are_the_scalars_of_the_library_ops():

@@ -132,13 +132,12 @@ def test_exponentials_and_softplus_are_exact_to_float32(softplus):
     delta = delta if softplus else delta.abs()
     ones = torch.ones(1, 1, 8002).double()
     inputs = {"u": ones.mT, "delta": delta.view(1, -1, 1), "A": -ones[0].mT}
+    options = {"delta_softplus": softplus, "return_last_state": True, "eigenvalues": "[0,1]"}
     inputs |= {"B": ones[..., :1], "C": ones[..., :1], "initial_state": ones.mT}
     for change in ({"B": 0 * ones[..., :1]}, {"initial_state": 0 * ones.mT}):
-        _, expected = selective_scan(
-            **(inputs | change), delta_softplus=softplus, return_last_state=True, backend="reference"
-        )
+        _, expected = selective_scan(**(inputs | change), **options, backend="reference")
         single = {name: x.float() for name, x in (inputs | change).items()}
-        _, h = selective_scan(**single, delta_softplus=softplus, return_last_state=True, backend="native")
+        _, h = selective_scan(**single, **options, backend="native")
         # exp(-x) moves by x times the rounding of x: a few units where it is about e^-80
         torch.testing.assert_close(h.double(), expected, rtol=1e-5, atol=1e-37)
         near = expected > 0.1

@@ -192,6 +192,8 @@ def test_an_index_trusts_the_ids_it_stores(pretend, tmp_path):
     today = data["runs"][0]["id"]
     data["runs"][0]["id"] = "older0000000"
     (folder / INDEX).write_text(json.dumps(data))
+    done = tmp_path / "runs" / today / "done.json"
+    done.write_text(json.dumps(json.loads(done.read_text()) | {"id": "older0000000"}))
     shutil.move(tmp_path / "runs" / today, tmp_path / "runs/older0000000")
     results = read_index(folder)
     assert len(results.finished) == len(results.results)
