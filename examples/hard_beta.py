@@ -11,7 +11,13 @@ Expected output, after about 12 minutes of processor time (the last digits vary 
 
     beta     precision  seed      32   1536   2048
     sigmoid  float32       0   1.000  0.664  0.258
+    sigmoid  float32       1   1.000  0.828  0.500
+    sigmoid  bfloat16      0   1.000  0.641  0.273
+    sigmoid  bfloat16      1   1.000  0.812  0.547
     hard     float32       0   1.000  1.000  0.984
+    hard     float32       1   1.000  1.000  1.000
+    hard     bfloat16      0   1.000  1.000  0.977
+    hard     bfloat16      1   1.000  1.000  0.992
 """
 
 import sys
