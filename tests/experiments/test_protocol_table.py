@@ -440,7 +440,7 @@ ABOUT = {
     "fig-chomsky-length": ("scaled accuracy", "grid", "fig:chomsky_deltanet_length_extrapolation_all"),
     "fig-s5": ("reach", "curves", "fig:s5, fig:s5_large"),
     "fig-z60": ("reach", "curves", "fig:z60"),
-    "ours-length": ("reach", "curves", "-"),
+    "ours-length": ("reach", "curves", "not in the paper"),
     "ours-gates": ("reach", "curves", "not in the paper"),
     "ours-gates-arithmetic": ("scaled accuracy", "dots", "not in the paper"),
 }

@@ -85,9 +85,12 @@ class Published:
         return "higher" if max(off) > self.tolerance else "agrees"
 
 
+NOT_IN_PAPER = "not in the paper"  # the label of an item of ours
+
+
 @dataclass(frozen=True)
 class Claim:
-    """An ordering the paper reports: in `panel`, `better` scores above `worse`."""
+    """An ordering that the paper reports, or that we expect of our own items: `better` above `worse`."""
 
     panel: str
     better: str
@@ -116,6 +119,11 @@ class Item:
     # (label, name of the setting) by the label of a row that repeats another one with a changed setting
     settings: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     default_setting: str = ""  # the name of the setting of all other rows, where some have another
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether the paper has no such table or figure."""
+        return self.paper_label == NOT_IN_PAPER
 
 
 def check_scale(scale: str) -> None:

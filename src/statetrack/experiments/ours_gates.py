@@ -11,6 +11,7 @@ from typing import Any
 
 from statetrack.experiments import tab_chomsky, word_problems
 from statetrack.experiments.item import (
+    NOT_IN_PAPER,
     PRECISION,
     Claim,
     Item,
@@ -167,7 +168,7 @@ def arithmetic_runs(scale: Scale, seeds: int | None = None) -> list[LabelledRun]
 ITEM = Item(
     name="ours-gates",
     what="Ours: every mixer in every range of eigenvalues on parity, Z60 and S5",
-    paper_label="not in the paper",
+    paper_label=NOT_IN_PAPER,
     runs=runs,
     measure="reach",
     figure="curves",
@@ -178,7 +179,7 @@ ITEM = Item(
 ARITHMETIC_ITEM = Item(
     name="ours-gates-arithmetic",
     what="Ours: every mixer in every range of eigenvalues on modular arithmetic without brackets",
-    paper_label="not in the paper",
+    paper_label=NOT_IN_PAPER,
     runs=arithmetic_runs,
     measure="scaled accuracy",
     figure="dots",

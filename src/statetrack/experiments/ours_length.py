@@ -9,7 +9,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from statetrack.experiments.fig_s5 import ALL, DECAYING, SWAPS, THREE
-from statetrack.experiments.item import PRECISION, Item, LabelledRun, NamedModel, Scale, check_scale
+from statetrack.experiments.item import (
+    NOT_IN_PAPER,
+    PRECISION,
+    Item,
+    LabelledRun,
+    NamedModel,
+    Scale,
+    check_scale,
+)
 from statetrack.experiments.word_problems import PAPER_TRAINING, PROTOCOL, tiny
 from statetrack.layers import model_config
 from statetrack.recipes import recipe
@@ -130,7 +138,7 @@ def _labelled(
 ITEM = Item(
     name="ours-length",
     what="Ours: what keeps a tracker right far beyond its training length",
-    paper_label="-",
+    paper_label=NOT_IN_PAPER,
     runs=runs,
     measure="reach",
     figure="curves",

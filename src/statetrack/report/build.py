@@ -12,7 +12,7 @@ from statetrack.report.page import embedded, write_page
 from statetrack.report.results import ItemResults, Result
 from statetrack.report.run_details import machines
 from statetrack.report.summary import judge, summarise
-from statetrack.report.text import judged_on, measure_words, scale_words, table
+from statetrack.report.text import measure_words, orderings_title, scale_words, table
 
 DIFFERENCE = "The difference compares best with best, or median with median where the paper prints no best."
 
@@ -37,7 +37,7 @@ def write_report(results: ItemResults, folder: Path) -> Path:
         scale_words=scale_words(results.scale),
         coverage=partial(results),
         missing=missing(results),
-        judged_on=judged_on(results),
+        orderings_title=orderings_title(results),
         measure=f"{measure_words(results.item.measure, rows)} {DIFFERENCE}",
         columns=columns,
         lines=lines,

@@ -105,15 +105,16 @@ def as_text(results: ItemResults) -> str:
     if verdicts:
         text += [
             "",
-            f"Orderings the paper reports{judged_on(results)}:",
+            f"{orderings_title(results)}:",
             *(f"  - {verdict}" for verdict in verdicts),
         ]
     return "\n".join(text)
 
 
-def judged_on(results: ItemResults) -> str:
-    """What the orderings are judged on, where runs are missing."""
-    return ", judged on the runs that there are" if partial(results) else ""
+def orderings_title(results: ItemResults) -> str:
+    """Whose the orderings are, and what they are judged on, where runs are missing."""
+    whose = "Orderings expected" if results.item.is_ours else "Orderings the paper reports"
+    return whose + (", judged on the runs that there are" if partial(results) else "")
 
 
 def headline(results: ItemResults) -> str:
