@@ -23,7 +23,14 @@ from statetrack.ops.autograd import first_derivative_only
 from statetrack.ops.backends import load
 from statetrack.ops.delta_rule.options import DeltaRuleOptions
 from statetrack.ops.delta_rule.reference import delta_rule_reference
-from statetrack.ops.gated_linear_attention.rotation import along_time, both_of_pair, cumulated_angles, rotate
+from statetrack.ops.gated_linear_attention.rotation import (
+    along_time,
+    at_ends,
+    before_sequence,
+    both_of_pair,
+    cumulated_angles,
+    rotate,
+)
 
 # A backend is a function of q, k, v, beta, gate, initial_state, cu_seqlens and options.
 BACKENDS = {
@@ -155,7 +162,7 @@ def fold(
             return q, k, g, lambda S: S
         factor = c.to(q.dtype)
         folded = (q * factor, k * _per_step(factor, householders))
-        return *folded, g, lambda S: S * _at_ends(c, cu_seqlens, 1.0)[..., None]
+        return *folded, g, lambda S: S * at_ends(c, cu_seqlens, 1.0)[..., None]
     total = cumulated_angles(gate.angle, cu_seqlens)
     cos, sin = total.cos(), total.sin()
     if c is not None:
@@ -164,7 +171,7 @@ def fold(
     k_turned = rotate(k, _per_step(cos, householders), -_per_step(sin, householders)).to(k.dtype)
 
     def unfold(S: Tensor) -> Tensor:
-        cos_last, sin_last = _at_ends(cos, cu_seqlens, 1.0), _at_ends(sin, cu_seqlens, 0.0)
+        cos_last, sin_last = at_ends(cos, cu_seqlens, 1.0), at_ends(sin, cu_seqlens, 0.0)
         return rotate(S, cos_last[..., None], sin_last[..., None], dim=-2).to(S.dtype)
 
     return q_turned, k_turned, g, unfold
@@ -175,23 +182,12 @@ def cumulated_signs(sign: Tensor, cu_seqlens: Tensor | None) -> Tensor:
     c = along_time(torch.cumprod, sign)
     if cu_seqlens is None:
         return c
-    places = torch.arange(sign.shape[1], device=sign.device)
-    start = cu_seqlens[torch.bucketize(places, cu_seqlens[1:], right=True)]
-    before = torch.cat([torch.ones_like(c[:, :1]), c], dim=1)[:, start]
-    return c * before  # a sign is its own inverse
+    return c * before_sequence(c, cu_seqlens, 1.0)  # a sign is its own inverse
 
 
 def _per_step(x: Tensor, householders: int) -> Tensor:
     """A number of every token (B, T, ...) for each of its steps, (B, T n, ...)."""
     return x if householders == 1 else x.repeat_interleave(householders, dim=1)
-
-
-def _at_ends(x: Tensor, cu_seqlens: Tensor | None, empty: float) -> Tensor:
-    """x (B, T, ...) at the end of every sequence, (N, ...), and `empty` for one without tokens."""
-    if cu_seqlens is None:
-        return x[:, -1]
-    last = x[0, (cu_seqlens[1:] - 1).clamp(min=0)]
-    return last.masked_fill((cu_seqlens.diff() == 0).view(-1, *[1] * (last.ndim - 1)), empty)
 
 
 def native_refuses(gate: Gate, q: Tensor, v: Tensor, householders: int) -> str | None:

@@ -22,12 +22,7 @@ from statetrack.ops.autograd import first_derivative_only
 from statetrack.ops.checks import can_look
 from statetrack.ops.delta_rule.layout import DenseLayout, PackedLayout
 from statetrack.ops.gated_linear_attention.reference import gated_linear_attention_reference
-from statetrack.ops.gated_linear_attention.rotation import (
-    both_of_pair,
-    cumulated_angles,
-    last_angles,
-    rotate,
-)
+from statetrack.ops.gated_linear_attention.rotation import both_of_pair, fold_angles
 
 CHUNK = 64
 GROUP = 1 << 20  # numbers of q and v in chunks that are computed at once: more would leave the cache
@@ -66,19 +61,16 @@ def _in_chunks(q, k, v, a, angle, initial_state, cu_seqlens, scale) -> tuple[Ten
     state = q.new_zeros(sequences, H, K, V) if initial_state is None else initial_state.to(dtype)
     if B == 0 or T == 0:
         return v.new_zeros(B, T, H, V), state
-    end = None
+    unfold = None
     if angle is not None:
-        total = cumulated_angles(angle, cu_seqlens).to(dtype)
-        cos, sin = total.cos(), total.sin()
-        q, k = rotate(q, cos, -sin), rotate(k, cos, -sin)
-        end = last_angles(total, cu_seqlens)[..., None]
+        q, k, unfold = fold_angles(q, k, angle, cu_seqlens)
         a = a if a.ndim == 3 else both_of_pair(a)
     layout = _layout(B, T, cu_seqlens)
     a = _chunk_gates(a[..., None] if a.ndim == 3 else a, layout)
     q, k, v = layout.to_chunks(scale * q), layout.to_chunks(k), layout.to_chunks(v)
     O, state = _all_chunks(q, k, v, a, state, layout)
-    if end is not None:
-        state = rotate(state, end.cos(), end.sin(), dim=-2)
+    if unfold is not None:
+        state = unfold(state)
     return layout.from_chunks(O), state
 
 

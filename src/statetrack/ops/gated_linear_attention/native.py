@@ -5,12 +5,7 @@ from torch import Tensor
 
 from statetrack.ops.autograd import first_derivative_only, needs_gradient
 from statetrack.ops.custom_ops import register_op, without_dispatcher
-from statetrack.ops.gated_linear_attention.rotation import (
-    both_of_pair,
-    cumulated_angles,
-    last_angles,
-    rotate,
-)
+from statetrack.ops.gated_linear_attention.rotation import both_of_pair, fold_angles
 from statetrack.ops.native import library
 
 # Tokens per chunk. With a gate per channel every pair of them costs a product: at most MAX_PAIRED in
@@ -34,16 +29,13 @@ def gated_linear_attention_native(
     state = None if initial_state is None else initial_state.float()
     if cu_seqlens is not None:
         cu_seqlens = cu_seqlens.long().contiguous()
-    end = None
+    unfold = None
     if angle is not None:
-        total = cumulated_angles(angle, cu_seqlens).float()
-        cos, sin = total.cos(), total.sin()
-        q, k = rotate(q, cos, -sin), rotate(k, cos, -sin)
-        end = last_angles(total, cu_seqlens)[..., None]
+        q, k, unfold = fold_angles(q, k, angle, cu_seqlens)
         a = a if a.ndim == 3 else both_of_pair(a)
     save = needs_gradient((q, k, v, a, state))
     o, state = _Native.apply(q, k, v, a, state, cu_seqlens, scale, save)
-    return o, state if end is None else rotate(state, end.cos(), end.sin(), dim=-2)
+    return o, state if unfold is None else unfold(state)
 
 
 def refuses(q: Tensor, v: Tensor) -> str | None:

@@ -38,20 +38,39 @@ def cumulated_angles(angle: Tensor, cu_seqlens: Tensor | None) -> Tensor:
     """
     total = along_time(torch.cumsum, angle.double())
     if cu_seqlens is not None:
-        places = torch.arange(angle.shape[1], device=angle.device)
-        start = cu_seqlens[torch.bucketize(places, cu_seqlens[1:], right=True)]
-        before = torch.cat([torch.zeros_like(total[:, :1]), total], dim=1)[:, start]
-        total = total - before
+        total = total - before_sequence(total, cu_seqlens, 0.0)
     return torch.remainder(total, 2 * math.pi).to(torch.promote_types(angle.dtype, torch.float32))
 
 
-def last_angles(total: Tensor, cu_seqlens: Tensor | None) -> Tensor:
-    """The cumulated angles (B, T, ...) at the end of every sequence, (N, ...); zero for an empty one."""
+def before_sequence(total: Tensor, cu_seqlens: Tensor, none: float) -> Tensor:
+    """For every step, what was cumulated before its sequence began; `none` for the first sequence."""
+    places = torch.arange(total.shape[1], device=total.device)
+    start = cu_seqlens[torch.bucketize(places, cu_seqlens[1:], right=True)]
+    return torch.cat([torch.full_like(total[:, :1], none), total], dim=1)[:, start]
+
+
+def at_ends(x: Tensor, cu_seqlens: Tensor | None, empty: float) -> Tensor:
+    """x (B, T, ...) at the end of every sequence, (N, ...), and `empty` for one without steps."""
     if cu_seqlens is None:
-        return total[:, -1]
-    last = total[0, (cu_seqlens[1:] - 1).clamp(min=0)]
-    empty = (cu_seqlens.diff() == 0).view(-1, *[1] * (last.ndim - 1))
-    return last.masked_fill(empty, 0.0)
+        return x[:, -1]
+    last = x[0, (cu_seqlens[1:] - 1).clamp(min=0)]
+    return last.masked_fill((cu_seqlens.diff() == 0).view(-1, *[1] * (last.ndim - 1)), empty)
+
+
+def fold_angles(
+    q: Tensor, k: Tensor, angle: Tensor, cu_seqlens: Tensor | None
+) -> tuple[Tensor, Tensor, Callable[[Tensor], Tensor]]:
+    """C_t^T q_t and C_t^T k_t in the dtypes of q and k, and the function that gives the last S from S'."""
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    total = cumulated_angles(angle, cu_seqlens).to(dtype)
+    cos, sin = total.cos(), total.sin()
+    q, k = (rotate(x.to(dtype), cos, -sin).to(x.dtype) for x in (q, k))
+
+    def unfold(S: Tensor) -> Tensor:
+        end = at_ends(total, cu_seqlens, 0.0)[..., None]
+        return rotate(S, end.cos(), end.sin(), dim=-2)
+
+    return q, k, unfold
 
 
 def both_of_pair(a: Tensor) -> Tensor:

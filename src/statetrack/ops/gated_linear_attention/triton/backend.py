@@ -9,12 +9,7 @@ from statetrack.ops.autograd import first_derivative_only, needs_gradient
 from statetrack.ops.call_cache import CallCache
 from statetrack.ops.custom_ops import register_op, without_dispatcher
 from statetrack.ops.delta_rule.triton.backend import chunk_tables
-from statetrack.ops.gated_linear_attention.rotation import (
-    both_of_pair,
-    cumulated_angles,
-    last_angles,
-    rotate,
-)
+from statetrack.ops.gated_linear_attention.rotation import both_of_pair, fold_angles
 from statetrack.ops.gated_linear_attention.triton.launches import Backward, Case, Decode, Forward, Inputs
 from statetrack.ops.triton_runtime.compile_ahead import compile_ahead
 
@@ -44,12 +39,9 @@ def gated_linear_attention_triton(
     if not q.dtype == k.dtype == v.dtype:
         dtype = torch.promote_types(torch.promote_types(q.dtype, k.dtype), v.dtype)
         q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
-    end = None
+    unfold = None
     if angle is not None:
-        total = cumulated_angles(angle, cu_seqlens)
-        cos, sin = total.cos(), total.sin()
-        q, k = (rotate(x.float(), cos, -sin).to(x.dtype) for x in (q, k))
-        end = last_angles(total, cu_seqlens)[..., None]
+        q, k, unfold = fold_angles(q, k, angle, cu_seqlens)
         gate = gate if gate.ndim == 3 else both_of_pair(gate)
         sign = sign if sign is None or sign.ndim == 3 else both_of_pair(sign)
     cu_seqlens = None if cu_seqlens is None else cu_seqlens.contiguous()
@@ -58,9 +50,7 @@ def gated_linear_attention_triton(
         o, state = _GatedLinearAttention.apply(*inputs, a is None, scale)
     else:
         o, state = without_dispatcher(q, _forward, _forward_op)(inputs, a is None, scale, False)
-    if end is not None:
-        state = rotate(state, end.cos(), end.sin(), dim=-2)
-    return o, state
+    return o, state if unfold is None else unfold(state)
 
 
 class _GatedLinearAttention(torch.autograd.Function):
