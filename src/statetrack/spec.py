@@ -47,6 +47,7 @@ class TrainingConfig:
     # what keeps a tracker right at lengths beyond those it was trained on: docs/length.md
     centred_gradient: bool = added(False)  # gradients of the logits that sum to zero in spite of rounding
     z_loss: float = added(0.0)  # times the squared log of the softmax's denominator, added to the loss
+    label_smoothing: float = added(0.0)  # e: the probability asked for is 1 - e + e / classes, not 1
     # where training sequences start: an empty state, noise, or the state in which the last batch ended
     initial_states: Literal["empty", "noise", "carried"] = added("empty")
     state_noise: float = added(0.1)  # standard deviation of "noise"
@@ -196,10 +197,14 @@ def _check_length_options(spec: RunSpec) -> None:
     for name, known in given.items():
         if getattr(t, name) not in known:
             raise unknown_name(f"training: {name}", getattr(t, name), known)
-    if (t.centred_gradient or t.z_loss) and spec.task.labels == "next":
+    if (t.centred_gradient or t.z_loss or t.label_smoothing) and spec.task.labels == "next":
         raise UserError(
-            f"training: centred_gradient and z_loss are for tasks with classes, not for {kind}. Leave them "
-            "out."
+            "training: centred_gradient, z_loss and label_smoothing are for tasks with classes, not for "
+            f"{kind}. Leave them out."
+        )
+    if not 0 <= t.label_smoothing < 1:
+        raise UserError(
+            f"training: label_smoothing is {t.label_smoothing}, expected at least 0 and below 1."
         )
     if t.initial_states == "noise" and spec.task.labels != "dense":
         raise UserError(

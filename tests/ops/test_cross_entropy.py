@@ -94,10 +94,23 @@ def test_z_loss_adds_the_square_of_the_log_of_the_sum(backend, centred):
     torch.testing.assert_close(gradient.double(), wide.grad, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("centred", [False, True])
+@pytest.mark.parametrize(("rows", "classes"), [(33, 121), (3, 11)])
+def test_label_smoothing_is_that_of_pytorch(backend, centred, rows, classes):
+    logits, targets = inputs(rows, classes)
+    loss, gradient = outcome(logits, targets, centred=centred, smoothing=0.2, backend=backend)
+    wide = logits.double().requires_grad_()
+    expected = F.cross_entropy(wide, targets, label_smoothing=0.2)
+    (3 * expected).backward()
+    torch.testing.assert_close(loss.double(), expected.detach(), rtol=1e-5, atol=0)
+    torch.testing.assert_close(gradient.double(), wide.grad, rtol=1e-4, atol=1e-6)
+
+
 def test_where_nothing_counts_the_loss_is_not_a_number_and_the_gradient_zero():
     logits, targets = inputs(rows=5)
     for backend in BACKENDS:
-        for options in ({}, {"centred": True, "z_loss": 0.1}):
+        for options in ({}, {"centred": True, "z_loss": 0.1, "smoothing": 0.1}):
             loss, dlogits = outcome(logits, torch.full_like(targets, -100), backend=backend, **options)
             assert loss.isnan()
             assert not dlogits.any()
@@ -114,7 +127,7 @@ def test_the_op_passes_the_checks_of_torch_library():
 
     logits, targets = inputs(rows=3, classes=11)
     op = torch.ops.statetrack.cross_entropy.default
-    torch.library.opcheck(op, (logits.requires_grad_(), targets, -100, True, 0.1))
+    torch.library.opcheck(op, (logits.requires_grad_(), targets, -100, True, 0.1, 0.2))
 
 
 def test_second_derivatives_are_refused():
@@ -132,5 +145,7 @@ def test_wrong_inputs_are_explained():
         cross_entropy(logits, targets.float())
     with pytest.raises(UserError, match=r"z_loss is -1.0, expected 0"):
         cross_entropy(logits, targets, z_loss=-1.0)
+    with pytest.raises(UserError, match="smoothing is 1, expected at least 0"):
+        cross_entropy(logits, targets, smoothing=1)
     with pytest.raises(UserError, match="more than 1024"):
         cross_entropy(torch.ones(3, 1025), targets, backend="triton")

@@ -42,7 +42,7 @@ OPTIONS = {
     "noise": {"initial_states": "noise", "state_noise": 0.5},
     "carried": {"initial_states": "carried", "carried_batches": 3},
     "select": {"select": "horizon", "select_every": 3},
-    "loss": {"centred_gradient": True, "z_loss": 0.01},
+    "loss": {"centred_gradient": True, "z_loss": 0.01, "label_smoothing": 0.1},
 }
 
 
@@ -185,16 +185,17 @@ def test_the_horizon_in_training_looks_at_no_longer_sequence(spec, monkeypatch):
 
 
 def test_a_step_takes_the_loss_of_the_spec(spec, change):
-    """The first row's loss, against PyTorch's function and the formula of the z-loss."""
+    """The first row's loss, against PyTorch's function with its label smoothing and the formula of the z-loss."""
     from statetrack.training.loop import parts_of
 
-    spec = change(spec, z_loss=0.5, centred_gradient=True)
+    spec = change(spec, z_loss=0.5, centred_gradient=True, label_smoothing=0.2)
     parts = parts_of(spec, None, QUIET)  # type: ignore[arg-type]
     state = parts.new_state()
     batch = spec.task.sample(4, (6, 6), new_state(spec, CPU).generator)
     logits = state.model(batch.inputs)[0].flatten(0, 1)
     square = logits.exp().sum(-1).log().square().mean()
-    expected = F.cross_entropy(logits, batch.targets.flatten()) + 0.5 * square
+    plain = F.cross_entropy(logits, batch.targets.flatten(), label_smoothing=0.2)
+    expected = plain + 0.5 * square
     parts.step(state)()
     assert state.loss_sum.item() == pytest.approx(expected.item(), rel=1e-5)
 
@@ -203,6 +204,7 @@ WRONG = [
     ({"select": "best"}, "select 'best' is not known"),
     ({"initial_states": "random"}, "initial_states 'random' is not known"),
     ({"z_loss": -1.0}, "z_loss is -1.0, expected at least 0"),
+    ({"label_smoothing": 1.0}, "label_smoothing is 1.0, expected at least 0 and below 1"),
     ({"carried_batches": 0}, "carried_batches is 0, expected at least 1"),
     ({"select_every": 0}, "select_every is 0, expected at least 1"),
     ({"initial_states": "carried", "train_lengths": (3, 6)}, "one training length"),

@@ -169,7 +169,12 @@ class GraphStep:
         if self.next_tokens is not None:  # the sum of losses
             return result / (targets != IGNORE).sum().clamp(min=1), states
         loss = cross_entropy(
-            result, targets, IGNORE, centred=training.centred_gradient, z_loss=training.z_loss
+            result,
+            targets,
+            IGNORE,
+            centred=training.centred_gradient,
+            z_loss=training.z_loss,
+            smoothing=training.label_smoothing,
         )
         return loss, states
 

@@ -119,7 +119,8 @@ class ShardedStep:
             result, _ = self.model(inputs, **options)
         if self.next_tokens is not None:
             return result  # the sum already
-        options = self.spec.training.centred_gradient, self.spec.training.z_loss
+        training = self.spec.training
+        options = training.centred_gradient, training.z_loss, training.label_smoothing
         return cross_entropy_reference(result, targets, IGNORE, *options, reduction="sum")
 
     def _summing_gradients(self, last: bool) -> AbstractContextManager:

@@ -26,11 +26,12 @@ def cross_entropy(
     *,
     centred: bool = False,
     z_loss: float = 0.0,
+    smoothing: float = 0.0,
     backend: str = "auto",
 ) -> Tensor:
-    """Mean of L - logits_target + z L^2 over positions whose target is not `ignore_index`.
+    """Mean of L - (1 - e) logits_target - e mean_c logits_c + z L^2 where the target is not `ignore_index`.
 
-        L = log(sum_c exp(logits_c))        z = `z_loss`
+        L = log(sum_c exp(logits_c))        z = `z_loss`        e = `smoothing`
 
     Shapes: logits (..., classes), targets (...), integers. Returns a scalar, in float32 for half-precision
     logits too; nan if no position counts.
@@ -39,6 +40,8 @@ def cross_entropy(
       others, so that they sum to zero. As softmax - 1 it would be 0 once the softmax rounds to 1, while the
       others are not.
     - `z_loss` keeps L near 0, and so the logits from growing together.
+    - `smoothing` e is label smoothing: the probabilities asked for are 1 - e + e / classes of the target and
+      e / classes of the others, so that the loss has its least value at finite logits.
     """
     op = "cross_entropy"
     checks.check_floating(op, logits.device, logits=logits)
@@ -52,8 +55,10 @@ def cross_entropy(
         )
     if not (z_loss >= 0 and math.isfinite(z_loss)):
         raise UserError(f"{op}: z_loss is {z_loss}, expected 0 (none) or more.")
+    if not 0 <= smoothing < 1:
+        raise UserError(f"{op}: smoothing is {smoothing}, expected at least 0 (none) and below 1.")
     run = pick_backend(op, backend, logits.device, BACKENDS, {"triton": lambda: _triton_refuses(logits)})
-    return run(logits, targets, ignore_index, centred, float(z_loss))
+    return run(logits, targets, ignore_index, centred, float(z_loss), float(smoothing))
 
 
 __all__ = ["cross_entropy"]

@@ -21,14 +21,19 @@ BLOCK = 1024  # sums added at once
 
 
 def cross_entropy_triton(
-    logits: Tensor, targets: Tensor, ignore_index: int, centred: bool = False, z_loss: float = 0.0
+    logits: Tensor,
+    targets: Tensor,
+    ignore_index: int,
+    centred: bool = False,
+    z_loss: float = 0.0,
+    smoothing: float = 0.0,
 ) -> Tensor:
     """Same arguments and result as `cross_entropy_reference`."""
     logits = logits.flatten(0, -2)
     if logits.stride(1) != 1:
         logits = logits.contiguous()
     targets = targets.flatten().contiguous()
-    return torch.ops.statetrack.cross_entropy(logits, targets, ignore_index, centred, z_loss)[0]
+    return torch.ops.statetrack.cross_entropy(logits, targets, ignore_index, centred, z_loss, smoothing)[0]
 
 
 def refuses(logits: Tensor) -> str | None:
@@ -54,24 +59,24 @@ def _readable(logits: Tensor) -> int:
 
 
 def _forward(
-    logits: Tensor, targets: Tensor, ignore_index: int, centred: bool, z_loss: float
+    logits: Tensor, targets: Tensor, ignore_index: int, centred: bool, z_loss: float, smoothing: float
 ) -> tuple[Tensor, Tensor]:
     """The loss, and how many rows count."""
     (rows, N), device = logits.shape, logits.device
-    constant = constants(N, _readable(logits))
+    constant = constants(N, _readable(logits)) | {"Z_LOSS": z_loss, "SMOOTHING": smoothing}
     programs = -(-rows // constant["ROWS"])
     sums = torch.empty(programs, dtype=torch.float32, device=device)
     counted = torch.empty(programs, dtype=torch.int32, device=device)
     launch(cross_entropy_kernel, (programs,))(
-        logits, targets, sums, counted, rows, logits.stride(0), ignore_index, Z_LOSS=z_loss, **constant
+        logits, targets, sums, counted, rows, logits.stride(0), ignore_index, **constant
     )
-    loss, count = _empty_outputs(logits, targets, ignore_index, centred, z_loss)
+    loss, count = _empty_outputs(logits, targets, ignore_index, centred, z_loss, smoothing)
     mean_constants: dict[str, Any] = {"BLOCK": BLOCK, "num_warps": 4}
     launch(mean_kernel, (1,))(sums, counted, loss, count, programs, **mean_constants)
     return loss, count
 
 
-def _empty_outputs(logits, targets, ignore_index, centred, z_loss):
+def _empty_outputs(logits, targets, ignore_index, centred, z_loss, smoothing):
     """Uninitialised loss and number of rows that count."""
     loss = torch.empty((), dtype=torch.float32, device=logits.device)
     return loss, torch.empty((), dtype=torch.int32, device=logits.device)
@@ -85,21 +90,23 @@ def _backward(
     ignore_index: int,
     centred: bool,
     z_loss: float,
+    smoothing: float,
 ) -> Tensor:
     rows, N = logits.shape
     dlogits = torch.empty(rows, N, dtype=logits.dtype, device=logits.device)
-    constant = constants(N, _readable(logits)) | {"CENTRED": centred, "Z_LOSS": z_loss}
+    options = {"CENTRED": centred, "Z_LOSS": z_loss, "SMOOTHING": smoothing}
+    constant = constants(N, _readable(logits)) | options
     launch(cross_entropy_backward_kernel, (-(-rows // constant["ROWS"]),))(
         logits, targets, count, dloss, dlogits, rows, logits.stride(0), ignore_index, **constant
     )
     return dlogits
 
 
-def _backward_fake(logits, targets, count, dloss, ignore_index, centred, z_loss):
+def _backward_fake(logits, targets, count, dloss, ignore_index, centred, z_loss, smoothing):
     return torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
 
 
-_OPTIONS = "int ignore_index, bool centred, float z_loss"
+_OPTIONS = "int ignore_index, bool centred, float z_loss, float smoothing"
 register_op(
     f"cross_entropy(Tensor logits, Tensor targets, {_OPTIONS}) -> (Tensor, Tensor)",
     _forward,
@@ -123,7 +130,7 @@ def _setup_context(ctx, inputs, output):
 def _gradients(ctx, dloss, _):
     logits, targets, count = ctx.saved_tensors
     backward = torch.ops.statetrack.cross_entropy_backward
-    return backward(logits, targets, count, dloss, *ctx.options), None, None, None, None
+    return backward(logits, targets, count, dloss, *ctx.options), None, None, None, None, None
 
 
 torch.library.register_autograd("statetrack::cross_entropy", _gradients, setup_context=_setup_context)

@@ -1,9 +1,10 @@
 """Cross-entropy: sums per program, their mean over rows that count, and the gradient.
 
-    loss = mean over rows with target != ignore_index of L - x_target + z L^2,    L = log(sum_c exp(x_c))
-    dx_c = (softmax(x)_c (1 + 2 z L) - [c = target]) dloss / count
+    loss = mean over rows with target != ignore_index of L - (1 - e) x_target - e mean_c x_c + z L^2
+    L = log(sum_c exp(x_c))
+    dx_c = (softmax(x)_c (1 + 2 z L) - (1 - e) [c = target] - e / N) dloss / count
 
-CENTRED: without the term of z, dx_target is minus the sum of the others as they are rounded to be stored.
+CENTRED: without the terms of z and e, dx_target is minus the sum of the others as they are rounded to be stored.
 
 Grid: one program per ROWS whole rows of N classes; the mean is one program. Registers: a tile (ROWS, BN), N
 padded to a power of two. `stride` is the distance between rows of logits; READ values of a row may be read,
@@ -30,13 +31,17 @@ def _load_rows(logits, targets, row, rows, stride, ignore_index, n, N: tl.conste
 def cross_entropy_kernel(
     logits, targets, sums, counted, rows, stride, ignore_index,
     N: tl.constexpr, READ: tl.constexpr, BN: tl.constexpr, ROWS: tl.constexpr, Z_LOSS: tl.constexpr,
+    SMOOTHING: tl.constexpr,
 ):  # fmt: skip
     """The sum of a program's losses and the number of rows that count."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     n = tl.arange(0, BN)
     x, target, counts, log_sum = _load_rows(logits, targets, row, rows, stride, ignore_index, n, N, READ)
     hit = n[None, :] == target[:, None]
-    loss = log_sum - tl.sum(tl.where(hit, x, 0.0), axis=1)
+    at_target = tl.sum(tl.where(hit, x, 0.0), axis=1)
+    loss = log_sum - at_target
+    if SMOOTHING > 0:
+        loss += SMOOTHING * (at_target - tl.sum(tl.where((n < N)[None, :], x, 0.0), axis=1) / N)
     if Z_LOSS > 0:
         loss += Z_LOSS * log_sum * log_sum
     # a target that is no class must not go unnoticed
@@ -65,7 +70,7 @@ def mean_kernel(sums, counted, loss, count, programs, BLOCK: tl.constexpr):
 def cross_entropy_backward_kernel(
     logits, targets, count, dloss, dlogits, rows, stride, ignore_index,
     N: tl.constexpr, READ: tl.constexpr, BN: tl.constexpr, ROWS: tl.constexpr,
-    CENTRED: tl.constexpr, Z_LOSS: tl.constexpr,
+    CENTRED: tl.constexpr, Z_LOSS: tl.constexpr, SMOOTHING: tl.constexpr,
 ):  # fmt: skip
     """The gradient of the logits, zero in rows that do not count."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
@@ -79,6 +84,8 @@ def cross_entropy_backward_kernel(
         dx = tl.where(hit, -tl.sum(dx, axis=1)[:, None], dx)
     else:
         dx = (softmax - tl.where(hit, 1.0, 0.0)) * scale
+    if SMOOTHING > 0:
+        dx += SMOOTHING * scale * (tl.where(hit, 1.0, 0.0) - 1.0 / N)
     if Z_LOSS > 0:
         dx += 2.0 * Z_LOSS * scale * log_sum[:, None] * softmax
     dx = tl.where(counts[:, None], dx, 0.0)
