@@ -49,7 +49,8 @@ class TrainingConfig:
     z_loss: float = added(0.0)  # times the squared log of the softmax's denominator, added to the loss
     label_smoothing: float = added(0.0)  # e: the probability asked for is 1 - e + e / classes, not 1
     # where training sequences start: an empty state, noise, or the state in which the last batch ended
-    initial_states: Literal["empty", "noise", "carried"] = added("empty")
+    # ("carried-right": where every answer in it was right)
+    initial_states: Literal["empty", "noise", "carried", "carried-right"] = added("empty")
     state_noise: float = added(0.1)  # standard deviation of "noise"
     carried_batches: int = added(8)  # mean number of batches that a sequence with a "carried" state goes on
     # the weights kept: the last ones, or those with the largest predicted horizon so far
@@ -193,7 +194,7 @@ def _check(spec: RunSpec) -> None:
 def _check_length_options(spec: RunSpec) -> None:
     """Options that not every task can have."""
     t, kind = spec.training, type(spec.task).__name__
-    given = {"initial_states": ("empty", "noise", "carried"), "select": ("last", "horizon")}
+    given = {"initial_states": ("empty", "noise", "carried", "carried-right"), "select": ("last", "horizon")}
     for name, known in given.items():
         if getattr(t, name) not in known:
             raise unknown_name(f"training: {name}", getattr(t, name), known)
@@ -203,9 +204,7 @@ def _check_length_options(spec: RunSpec) -> None:
             f"{kind}. Leave them out."
         )
     if not 0 <= t.label_smoothing < 1:
-        raise UserError(
-            f"training: label_smoothing is {t.label_smoothing}, expected at least 0 and below 1."
-        )
+        raise UserError(f"training: label_smoothing is {t.label_smoothing}, expected at least 0 and below 1.")
     if t.initial_states == "noise" and spec.task.labels != "dense":
         raise UserError(
             f'training: initial_states is "noise", which needs a task with a label at every position, not '
@@ -215,10 +214,10 @@ def _check_length_options(spec: RunSpec) -> None:
         raise UserError(f'training: select is "horizon", which is for group word problems, not for {kind}.')
     low, high = t.train_lengths or (1, 1)
     plain = isinstance(spec.task, WordProblem) and spec.task.tokens_per_element == 1
-    if t.initial_states == "carried" and not (plain and low == high and not t.train_samples):
+    if t.initial_states.startswith("carried") and not (plain and low == high and not t.train_samples):
         raise UserError(
-            'training: initial_states is "carried", expected a group word problem with one token per '
-            "element, one training length and fresh sequences (train_samples 0)."
+            f'training: initial_states is "{t.initial_states}", expected a group word problem with one token '
+            "per element, one training length and fresh sequences (train_samples 0)."
         )
 
 

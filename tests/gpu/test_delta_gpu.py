@@ -196,7 +196,7 @@ def test_gates_match_chunked_in_float64(kind, shape, dtype):
     expected, actual = run(inputs, "chunked", **options), run(inputs, "triton", dtype, **options)
     limit = {torch.float32: 1e-4, torch.bfloat16: 1.5e-2}[dtype]
     for name, value in expected.items():
-        if not value.any():  # the initial state's gradient behind a gate of 0, which the kernels take as 1e-20
+        if not value.any():  # dinitial_state behind a gate of 0, which the kernels take as 1e-20
             assert actual[name].abs().max() < 1e-15, name
             continue
         # the gradient of a gate sums products of rounded terms over all of a state

@@ -117,3 +117,12 @@ def test_decoding_token_by_token_continues_a_prefill(kind):
         pieces.append(o)
     torch.testing.assert_close(torch.cat(pieces, dim=1), expected, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(S, last, rtol=1e-4, atol=1e-4)
+
+
+def test_auto_takes_the_kernels():
+    q, k, v, a, _ = (x.float() for x in random_inputs(2, 70, 2, 64, 64, "channel"))
+    by_name, _ = gated_linear_attention(q, k, v, a=a, backend="triton")
+    by_default, _ = gated_linear_attention(q, k, v, a=a)
+    chunked, _ = gated_linear_attention(q, k, v, a=a, backend="chunked")
+    assert torch.equal(by_default, by_name)
+    assert not torch.equal(by_default, chunked)  # equal to rounding only

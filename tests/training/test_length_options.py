@@ -41,6 +41,7 @@ def spec():
 OPTIONS = {
     "noise": {"initial_states": "noise", "state_noise": 0.5},
     "carried": {"initial_states": "carried", "carried_batches": 3},
+    "carried-right": {"initial_states": "carried-right", "carried_batches": 3},
     "select": {"select": "horizon", "select_every": 3},
     "loss": {"centred_gradient": True, "z_loss": 0.01, "label_smoothing": 0.1},
 }
@@ -84,7 +85,7 @@ def test_carried_sequences_go_on_with_the_product_and_the_state_of_the_batch_bef
     for _ in range(2):
         batch, start = states.begin(drawn(spec, state))
         result, after = state.model(batch.inputs, start)
-        states.end(batch, after)
+        states.end(batch, after, result)
         seen.append(batch)
         logits.append(result)
     tokens, targets = (torch.cat([getattr(b, name) for b in seen], 1) for name in ("inputs", "targets"))
@@ -107,9 +108,21 @@ def test_carried_sequences_begin_anew_as_often_as_asked(spec, change):
         began = batch.inputs[:, 0] == spec.task.bos
         assert not start[0].S[began].any()
         assert not start[1].convolution[2][began].any()
-        states.end(batch, [layer._replace(S=layer.S + 1) for layer in start])
+        states.end(batch, [layer._replace(S=layer.S + 1) for layer in start], torch.empty(0))
         fresh += int(began.sum())
     assert abs(fresh / 800 - 1 / 4) < 0.06
+
+
+def test_sequences_carried_while_right_begin_anew_after_a_wrong_answer(spec, change):
+    spec = change(spec, initial_states="carried-right", carried_batches=10**9)
+    state = new_state(spec, CPU)
+    states = InitialStates(spec, state)
+    batch, start = states.begin(drawn(spec, state))
+    answers = F.one_hot(batch.targets, spec.task.n_classes).float()
+    answers[1, 2] = answers[1, 2].roll(1)  # one wrong answer in row 1, not the last
+    states.end(batch, start, answers)
+    began = states.begin(drawn(spec, state))[0].inputs[:, 0] == spec.task.bos
+    assert began.tolist() == [False, True, False, False]
 
 
 def test_noisy_states_have_the_deviation_asked_for_and_leave_the_batch_alone(spec, change):
@@ -185,7 +198,7 @@ def test_the_horizon_in_training_looks_at_no_longer_sequence(spec, monkeypatch):
 
 
 def test_a_step_takes_the_loss_of_the_spec(spec, change):
-    """The first row's loss, against PyTorch's function with its label smoothing and the formula of the z-loss."""
+    """The first row's loss, against PyTorch's function with label smoothing and the formula of the z-loss."""
     from statetrack.training.loop import parts_of
 
     spec = change(spec, z_loss=0.5, centred_gradient=True, label_smoothing=0.2)

@@ -67,13 +67,11 @@ def pick_backend(
     device: torch.device,
     backends: Mapping[str, str],
     refusals: Mapping[str, Callable[[], str | None]] | None = None,
-    on_request: tuple[str, ...] = (),
 ) -> Callable:
     """The function that runs `op`: `backends` maps a backend's name to "module:function".
 
     `refusals` maps a backend's name to a function that gives the reason why it cannot take these inputs, or
-    None: "auto" then skips it, and asking for it by name is an error. Backends `on_request` are those that
-    "auto" never takes. The environment variable
+    None: "auto" then skips it, and asking for it by name is an error. The environment variable
     STATETRACK_BACKEND replaces "auto" in the ops that have a backend of that name, so a whole training run
     can be repeated on the reference without a change of code.
     """
@@ -95,7 +93,7 @@ def pick_backend(
             raise UserError(f'{op}: backend "{backend}" cannot run this: {reason}. Use backend="auto".')
         return load(backends[backend])
     for name in (*PREFERENCE.get(device.type, ("chunked",)), "reference"):
-        if name in backends and name not in on_request and not refusal(name):
+        if name in backends and not refusal(name):
             return load(backends[name])
     raise UserError(f"{op}: no backend runs on {device}; the op has {', '.join(backends)}.")
 

@@ -136,10 +136,10 @@ class GraphStep:
         state.optimizer.zero_grad()  # before the forward pass, which then has that memory
         if self.half_weights is not None:
             self.half_weights.zero_grad()
-        loss, last_states = self._loss(*self._arguments(batch, states))
+        loss, last_states, logits = self._loss(*self._arguments(batch, states))
         loss.backward()
         if self.initial_states is not None:
-            self.initial_states.end(batch, last_states)
+            self.initial_states.end(batch, last_states, logits)
         self.rate.copy_(self.rates.index_select(0, self.count).squeeze())
         if update is not None:
             update.launch()
@@ -161,13 +161,15 @@ class GraphStep:
         weights = [copies.get(p, p) for p in self.state.model.parameters() if p.requires_grad]
         compile_ahead(lambda: torch.autograd.grad(self._loss(*arguments)[0], weights, allow_unused=True))
 
-    def _loss(self, inputs: Tensor, options: dict[str, Any], targets: Tensor) -> tuple[Tensor, list[Any]]:
-        """The loss, and the states in which the sequences end."""
+    def _loss(
+        self, inputs: Tensor, options: dict[str, Any], targets: Tensor
+    ) -> tuple[Tensor, list[Any], Tensor]:
+        """The loss, the states in which the sequences end, and what the model gave: logits, for classes."""
         model, training = self.half_weights or self.state.model, self.spec.training
         with autocast(self.spec, self.device):
             result, states = model(inputs, **options)
         if self.next_tokens is not None:  # the sum of losses
-            return result / (targets != IGNORE).sum().clamp(min=1), states
+            return result / (targets != IGNORE).sum().clamp(min=1), states, result
         loss = cross_entropy(
             result,
             targets,
@@ -176,7 +178,7 @@ class GraphStep:
             z_loss=training.z_loss,
             smoothing=training.label_smoothing,
         )
-        return loss, states
+        return loss, states, result
 
     def _arguments(self, batch: Batch, states: list[Any] | None) -> tuple[Tensor, dict[str, Any], Tensor]:
         """Tokens, the model's options, and the targets of the logits it then gives: those that count.

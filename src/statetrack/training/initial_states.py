@@ -7,6 +7,9 @@ nearly exact. Both options show it others:
     carried    with probability 1 - 1 / n a sequence goes on where the sequence in its row ended in the batch
                before: the model starts from that state, detached, and the labels from that product. Such a
                sequence has no start token. Sequences are n batches long on average.
+    carried-right    the same, but a sequence goes on only if every answer in its last batch was right. So
+               a model that knows nothing yet starts from empty states, one that is right to some length is
+               trained around that length, and no sequence that went wrong long ago drowns the others.
 
 Nothing here reads a value on the host, so a CUDA graph can record it.
 """
@@ -31,7 +34,7 @@ PRODUCTS = f"{CARRIED}products"  # of every row's sequence; -1 before the first
 
 def carried_states(spec: RunSpec, model: Model) -> dict[str, Tensor]:
     """What a run carries from batch to batch, as it is before the first one, by name; or nothing."""
-    if spec.training.initial_states != "carried":
+    if not spec.training.initial_states.startswith("carried"):
         return {}
     batch = spec.training.batch
     states = {f"{CARRIED}{i}": x for i, x in enumerate(_tensors(empty_states(model, batch)))}
@@ -68,7 +71,7 @@ class InitialStates:
 
     @property
     def carries(self) -> bool:
-        return self.spec.training.initial_states == "carried"
+        return self.spec.training.initial_states.startswith("carried")
 
     def begin(self, batch: Batch) -> tuple[Batch, list[Any]]:
         """The batch as it is trained on, and the states to start from."""
@@ -102,9 +105,14 @@ class InitialStates:
             for layer in self.empty
         ]
 
-    def end(self, batch: Batch, states: list[Any]) -> None:
+    def end(self, batch: Batch, states: list[Any], logits: Tensor) -> None:
         """Keep the states in which the sequences of the batch ended, if they are carried on."""
-        if self.carries:
-            for place, x in zip(self.carried, _tensors(states), strict=True):
-                place.copy_(x.detach())
-            self.state.kept[PRODUCTS].copy_(batch.targets[:, -1])
+        if not self.carries:
+            return
+        for place, x in zip(self.carried, _tensors(states), strict=True):
+            place.copy_(x.detach())
+        products = batch.targets[:, -1]
+        if self.spec.training.initial_states == "carried-right":
+            right = (logits.detach().argmax(-1) == batch.targets).all(-1)
+            products = torch.where(right, products, -1)
+        self.state.kept[PRODUCTS].copy_(products)

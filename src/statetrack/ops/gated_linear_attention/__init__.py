@@ -20,7 +20,6 @@ REFUSALS = {
     "native": "statetrack.ops.gated_linear_attention.native:refuses",
     "triton": "statetrack.ops.gated_linear_attention.triton.plan:refuses",
 }
-ON_REQUEST = ("triton",)  # the kernels have not been run on a GPU yet: docs/gates.md
 OP = "gated_linear_attention"
 ORDER = "Time comes before heads in this library."
 
@@ -61,7 +60,7 @@ def gated_linear_attention(
     - `scale` multiplies the outputs: any finite number, K^-1/2 by default.
     - `cu_seqlens` (N + 1 offsets, B = 1) packs N sequences into one row. `max_seqlen`, at least the longest,
       is checked only: no backend needs it.
-    - `backend`: "auto", "reference", "chunked", "native" (CPU) or "triton" (GPU, on request only).
+    - `backend`: "auto", "reference", "chunked", "native" (CPU) or "triton" (GPU).
 
     The state carries no cumulated sign or angle: it is S itself, and a later call takes it as it is.
     Arithmetic is float32 or better. Values are checked inside `statetrack.checked()` only: it refuses gates
@@ -80,7 +79,7 @@ def gated_linear_attention(
     if checks.is_checked():
         _check_values(q, k, v, g, a, sign, angle, initial_state)
     refusals = {name: lambda target=target: load(target)(q, v) for name, target in REFUSALS.items()}
-    run = pick_backend(OP, backend, q.device, BACKENDS, refusals, ON_REQUEST)
+    run = pick_backend(OP, backend, q.device, BACKENDS, refusals)
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
     gates = (g, a, sign) if getattr(run, "separate_gates", False) else (_gate(g, a, sign),)
     o, state = run_backend(OP, run, q.device, q, k, v, *gates, angle, initial_state, cu_seqlens, scale)

@@ -4,7 +4,7 @@
     L = log(sum_c exp(x_c))
     dx_c = (softmax(x)_c (1 + 2 z L) - (1 - e) [c = target] - e / N) dloss / count
 
-CENTRED: without the terms of z and e, dx_target is minus the sum of the others as they are rounded to be stored.
+CENTRED: without the terms of z and e, dx_target is minus the sum of the others as they are rounded.
 
 Grid: one program per ROWS whole rows of N classes; the mean is one program. Registers: a tile (ROWS, BN), N
 padded to a power of two. `stride` is the distance between rows of logits; READ values of a row may be read,

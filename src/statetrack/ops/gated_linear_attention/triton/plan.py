@@ -81,8 +81,8 @@ def make_plan(K: int, V: int, steps: int, dtype: torch.dtype) -> Plan:
     return Plan(
         C,
         bf16,
-        cumulate=Launch(4, min(full, 64)),
-        scores=wider,
+        cumulate=Launch(2, min(full, 32)),
+        scores=Launch(8, min(full, 128), BV) if C == 64 else both,
         outputs=Launch(4, BK, min(block(V), 128) if C == 64 else BV, 2),
         prepare=both,
         values=Launch(4, BK, min(block(V), 128) if C == 64 else BV, 2),
