@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from statetrack.errors import UserError
-from statetrack.layers import DeltaNetConfig, MLSTMConfig, build
+from statetrack.layers import DeltaNetConfig, build
+from statetrack.layers.baselines import DiagonalToyConfig
 from statetrack.layers.fusion import fused
 from statetrack.layers.mixer import Packing
 
@@ -25,6 +26,11 @@ CASES = {
     "mamba3": ("mamba3", {"heads": 2, "groups": 2, "d_state": 4}),
     "gla": ("gla", {"heads": 2}),
     "hgrn2": ("hgrn2", {"heads": 2}),
+    "mlstm": ("mlstm", {"heads": 2}),
+    "signed mlstm": ("mlstm", {"heads": 2, "eigenvalues": "[-1,1]"}),
+    "mlstm without normaliser": ("mlstm", {"heads": 2, "normaliser": False}),
+    "slstm": ("slstm", {"heads": 2}),
+    "slstm without convolution": ("slstm", {"heads": 2, "convolution": 0}),
     "attention": ("transformer", {"heads": 2}),
 }
 
@@ -129,7 +135,8 @@ def test_attention_refuses_states_of_another_number_of_sequences():
 
 
 def test_a_model_that_cannot_pack_names_the_mixers_that_cannot():
-    model = build("deltanet", vocab_size=7, d_model=16, layers=2, mixers=(DeltaNetConfig(), MLSTMConfig()))
+    mixers = DeltaNetConfig(), DiagonalToyConfig()
+    model = build("deltanet", vocab_size=7, d_model=16, layers=2, mixers=mixers)
     assert not model.packs
-    with pytest.raises(UserError, match="Model: MLSTM cannot take packed sequences"):
+    with pytest.raises(UserError, match="Model: DiagonalToy cannot take packed sequences"):
         model(torch.zeros(1, 4, dtype=torch.long), packing=packing_of([1, 3]))

@@ -139,41 +139,6 @@ def test_mamba_refuses_steps_that_are_none(options, message):
         Mamba(MambaConfig(**options), d_model=8)
 
 
-MASKED = {
-    "deltanet": lambda: DeltaNet(DeltaNetConfig(heads=2, gated=True), d_model=8),
-    "mamba": lambda: Mamba(MambaConfig(d_state=4), d_model=8),
-}
-
-
-@pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("name", MASKED)
-def test_padding_changes_no_row_and_decoding_goes_on_from_it(name, side):
-    torch.manual_seed(0)
-    net, lengths = MASKED[name](), (3, 7, 5)
-    rows = [torch.randn(1, n, 8) for n in lengths]
-    x, mask = torch.full((3, 7, 8), 9.0), torch.zeros(3, 7)  # what stands at padding is of no account
-    for i, row in enumerate(rows):
-        at = slice(7 - row.shape[1], None) if side == "left" else slice(0, row.shape[1])
-        x[i, at], mask[i, at] = row[0], 1
-    x.requires_grad_()
-    y, state = net(x, attention_mask=mask)
-    next_y, _ = net(torch.ones(3, 1, 8), state)
-    assert torch.equal(y[mask == 0], torch.zeros(6, 8))
-    for i, row in enumerate(rows):
-        alone, last = net(row)
-        torch.testing.assert_close(y[i, mask[i] == 1], alone[0], rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(next_y[i], net(torch.ones(1, 1, 8), last)[0][0], rtol=1e-4, atol=1e-5)
-    (dx,) = torch.autograd.grad(y.square().sum(), x)
-    assert torch.equal(dx[mask == 0], torch.zeros(6, 8))
-    assert dx[mask == 1].abs().sum() > 0
-
-
-def test_masks_that_do_not_fit_are_refused():
-    net, x = MASKED["deltanet"](), torch.zeros(2, 3, 8)
-    with pytest.raises(UserError, match=r"attention_mask has shape \(2, 4\), expected \(batch, time\)"):
-        net(x, attention_mask=torch.ones(2, 4))
-
-
 @pytest.mark.parametrize("name", ["deltanet", "mamba"])
 def test_weights_of_another_range_are_loaded_by_an_explicit_act_only(name):
     narrow = build(name, vocab_size=5, d_model=16, eigenvalues="[0,1]")

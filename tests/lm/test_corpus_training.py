@@ -236,7 +236,9 @@ def test_packed_bounds_have_one_shape_whatever_the_batch(tmp_path):
 
 
 def test_reset_needs_mixers_that_pack(tmp_path):
-    spec = replace(small_spec(small_corpus(tmp_path, reset=True)), model=model_config("slstm", d_model=16))
+    spec = replace(
+        small_spec(small_corpus(tmp_path, reset=True)), model=model_config("diagonal-toy", d_model=16)
+    )
     with pytest.raises(UserError, match="reset needs mixers that take packed sequences"):
         NextTokens(spec, build_model(spec))
 

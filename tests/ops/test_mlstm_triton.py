@@ -87,3 +87,14 @@ def test_the_kernels_compile_for_sm_90_with_few_spills(K, dtype, spilled):
         pointers = [name for name in kernel.arg_names if name not in constants | numbers]
         types = {name: dtype if name in inputs else "*fp32" for name in pointers} | numbers
         assert_fits(compile_sm90(f"{module}:{kernel.__name__}", types, constants, 8), spilled)
+
+
+def test_packed_sequences_are_those_of_the_reference():
+    given, bounds = inputs(1, 20, 2, 16, 16), torch.tensor([0, 7, 7, 8, 20])
+
+    def packed(backend, dtype):
+        leaves = [x.to(dtype).requires_grad_() for x in given]
+        h, last = mlstm(*leaves, cu_seqlens=bounds, max_seqlen=15, backend=backend)
+        return [h, last.C, last.n, *torch.autograd.grad(h.cos().sum() + last.C.sin().sum(), leaves)]
+
+    assert_near(packed("triton", torch.float32), packed("reference", torch.float64), 2e-5)

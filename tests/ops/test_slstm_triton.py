@@ -102,3 +102,16 @@ def test_the_kernels_compile_for_sm_90_without_spills(D, warps):
         pointers = [name for name in kernel.arg_names if name not in constants | numbers]
         types = dict.fromkeys(pointers, "*fp32") | numbers
         assert_fits(compile_sm90(f"{module}:{kernel.__name__}", types, constants, warps))
+
+
+def test_packed_sequences_are_those_of_the_reference():
+    x, R, _ = inputs(1, 12, 2, 16, False)
+    bounds = torch.tensor([0, 5, 5, 6, 12])
+
+    def packed(backend):
+        leaves = [y.clone().requires_grad_() for y in (x, R)]
+        h, last = slstm(*leaves, cu_seqlens=bounds, max_seqlen=7, backend=backend)
+        return [h, *last, *torch.autograd.grad(h.cos().sum() + last.c.sin().sum(), leaves)]
+
+    for actual, expected in zip(packed("triton"), packed("reference"), strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=2e-5)

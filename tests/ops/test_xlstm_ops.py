@@ -1,5 +1,7 @@
 """mLSTM and sLSTM: the fast forms against the step-by-step definitions, values and gradients."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -274,3 +276,83 @@ def test_the_sign_of_the_memory_survives_the_normaliser(backend):
     h, _ = mlstm(ones, ones, ones, i, f, signed=True, backend=backend)
     flips = (-1.0) ** torch.arange(T, dtype=torch.float64)
     torch.testing.assert_close(h.flatten(), flips, rtol=1e-4, atol=1e-4)
+
+
+BOUNDS = [0, 5, 5, 6, 75, 75]
+
+
+def packed_call(name, inputs, state, **options):
+    """The op on the packed row; and one call per sequence, joined, without those of no steps."""
+    op, along = OPS[name][0], TIME_AXIS[name]
+    row = [x.flatten(0, 1)[None, : BOUNDS[-1]] for x in inputs[:along]] + inputs[along:]
+    packed = op(*row, initial_state=state, cu_seqlens=torch.tensor(BOUNDS), **options)
+    outputs, cells = [], []
+    for s, (a, b) in enumerate(itertools.pairwise(BOUNDS)):
+        before = None if state is None else type(state)(*(x[s : s + 1] for x in state))
+        y, cell = op(*pieces(name, row, a, b), initial_state=before, **options)
+        outputs.append(y)
+        cells.append(cell)
+    joined = [torch.cat(parts) for parts in zip(*cells, strict=True)]
+    return packed, (torch.cat(outputs, dim=1), type(cells[0])(*joined))
+
+
+@pytest.mark.parametrize("backend", ["reference", "chunked"])
+@pytest.mark.parametrize("carried", [False, True])
+@pytest.mark.parametrize("name", ["mlstm", "signed mlstm", "slstm"])
+def test_packed_sequences_come_out_as_if_each_were_alone(name, carried, backend):
+    """One sequence of one step, one longer than a chunk, and two of none; with states in and out."""
+    options = {"backend": backend} | ({"signed": True} if name == "signed mlstm" else {})
+    name = name.removeprefix("signed ")
+    op, make = OPS[name]
+    inputs, state = make(75), None
+    if carried:
+        before = [x[:1].expand(5, *x.shape[1:]) for x in make(4)[: TIME_AXIS[name]]] + inputs[
+            TIME_AXIS[name] :
+        ]
+        _, state = op(*before, **options)
+        state = type(state)(*(x.detach().requires_grad_() for x in state))
+        inputs = [*inputs, *state]
+    actual, expected = packed_call(name, inputs[: len(make(1))], state, **options)
+    for a, e in zip((actual[0], *actual[1]), (expected[0], *expected[1]), strict=True):
+        torch.testing.assert_close(a, e, rtol=1e-8, atol=1e-9)
+
+    def gradients(result):
+        y, cell = result
+        return torch.autograd.grad(
+            y.cos().sum() + cell[0].sin().sum() + cell[1].cos().sum(), inputs, allow_unused=True
+        )
+
+    for a, e in zip(gradients(actual), gradients(expected), strict=True):
+        torch.testing.assert_close(a, e, rtol=1e-7, atol=1e-8)
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_packed_sequences_in_half_precision_have_finite_gates_at_their_padding(name):
+    op, make = OPS[name]
+    inputs = [x.detach().to(torch.float16) for x in make(13, B=1)]
+    bounds = torch.tensor([0, 4, 13])
+    y, cell = op(*inputs, cu_seqlens=bounds, max_seqlen=11)
+    expected, last = op(*pieces(name, inputs, 4, 13))
+    assert y.dtype == torch.float16
+    torch.testing.assert_close(y[:, 4:], expected, rtol=1e-2, atol=1e-2)
+    for a, e in zip(cell, last, strict=True):
+        assert a.dtype == torch.float32
+        torch.testing.assert_close(a[1:], e, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_packings_that_do_not_fit_are_refused(name):
+    op, make = OPS[name]
+    inputs, bounds = make(6, B=1), torch.tensor([0, 2, 6])
+    for given, message in (
+        ({"cu_seqlens": bounds[:2]}, "expected offsets that rise from 0 to time = 6"),
+        ({"cu_seqlens": bounds, "max_seqlen": 3}, "a sequence has 4 steps, more than max_seqlen = 3"),
+        ({"max_seqlen": 6}, "only with cu_seqlens"),
+    ):
+        with pytest.raises(UserError, match=message):
+            op(*inputs, **given)
+    with pytest.raises(UserError, match="need batch 1, got 2"):
+        op(*make(6), cu_seqlens=bounds)
+    _, state = op(*make(3))
+    with pytest.raises(UserError, match="initial_state"):
+        op(*inputs, cu_seqlens=torch.tensor([0, 1, 2, 6]), initial_state=state)

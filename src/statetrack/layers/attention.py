@@ -12,8 +12,9 @@ from statetrack.errors import UserError
 from statetrack.layers.checks import check_eps, check_sizes, divide
 from statetrack.layers.mixer import Mixer, Packing, returns_states
 from statetrack.layers.norm import RMSNorm
+from statetrack.layers.padding import run_padded
 from statetrack.layers.precision import at_least_float32
-from statetrack.ops.checks import check_offsets, check_packing
+from statetrack.ops.padded_rows import PaddedRows
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,7 @@ class Attention(Mixer):
     """
 
     packs = True
+    packs_by_padding = True
     is_recurrent = False
 
     def __init__(self, config: AttentionConfig, d_model: int, layers: int = 1):
@@ -80,10 +82,17 @@ class Attention(Mixer):
         nn.init.normal_(self.to_out.weight, std=0.02 / (2 * layers) ** 0.5)
 
     def forward(
-        self, x: Tensor, state: AttentionState | None = None, *, packing: Packing | None = None
+        self,
+        x: Tensor,
+        state: AttentionState | None = None,
+        *,
+        packing: Packing | None = None,
+        attention_mask: Tensor | None = None,
     ) -> tuple[Tensor, AttentionState | None]:
+        if attention_mask is not None:
+            return run_padded("Attention", self, x, attention_mask, state, packing)
         qkv = self.to_qkv(x)  # (B, T, 3 d_model)
-        rows = None if packing is None else PaddedRows(packing, x)
+        rows = None if packing is None else PaddedRows("Attention", packing.cu_seqlens, packing.max_seqlen, x)
         if rows is not None:
             qkv = rows.padded(qkv)
         q, k, v = self._heads(qkv)
@@ -111,25 +120,6 @@ class Attention(Mixer):
         raise UserError(
             "Attention: no state transition, so no eigenvalues: attention keeps all keys and values."
         )
-
-
-class PaddedRows:
-    """Packed sequences (1, N, C) as rows of a batch (S, L, C), padded to L = max_seqlen, and back."""
-
-    def __init__(self, packing: Packing, x: Tensor):
-        check_packing("Attention", packing.cu_seqlens, x.shape[0], x.device)
-        check_offsets("Attention", packing.cu_seqlens, packing.max_seqlen, x.shape[1])
-        self.shape = packing.cu_seqlens.numel() - 1, packing.max_seqlen
-        self.lengths = packing.cu_seqlens.diff()
-        steps = torch.arange(x.shape[1], device=x.device)
-        row = torch.bucketize(steps, packing.cu_seqlens[1:], right=True)
-        self.places = row, steps - packing.cu_seqlens[row]
-
-    def padded(self, x: Tensor) -> Tensor:
-        return x.new_zeros(*self.shape, x.shape[-1]).index_put(self.places, x[0])
-
-    def packed(self, x: Tensor) -> Tensor:
-        return x[self.places][None]
 
 
 def _check_batch(state: AttentionState | None, batch: int) -> None:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from statetrack.errors import UserError
 from statetrack.layers.checks import check_sizes
 from statetrack.layers.mixer import Mixer
+from statetrack.layers.padding import run_padded
 from statetrack.layers.precision import at_least_float32
 from statetrack.ops.checks import check_eigenvalues
 
@@ -40,7 +41,11 @@ class DenseTransition(Mixer):
         nn.init.normal_(self.to_transition.weight, std=config.init_scale / (0.02 * d_model**0.5))
         nn.init.zeros_(self.to_transition.bias)
 
-    def forward(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, x: Tensor, state: Tensor | None = None, *, attention_mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        if attention_mask is not None:
+            return run_padded("DenseTransition", self, x, attention_mask, state)
         A = self._transitions(x)
         if state is not None and state.shape[0] != x.shape[0]:
             raise UserError(
@@ -93,7 +98,11 @@ class DiagonalToy(Mixer):
         self.to_a = nn.Linear(d_model, d_model)
         self.to_b = nn.Linear(d_model, d_model, bias=False)
 
-    def forward(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, x: Tensor, state: Tensor | None = None, *, attention_mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        if attention_mask is not None:
+            return run_padded("DiagonalToy", self, x, attention_mask, state)
         a, b = self._a(x), at_least_float32(self.to_b(x))
         h = torch.zeros_like(b[:, 0]) if state is None else state
         b = torch.cat([b[:, :1] + (a[:, 0] * h)[:, None], b[:, 1:]], dim=1)

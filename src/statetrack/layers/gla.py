@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from statetrack.layers.checks import check_eps, check_sizes, divide
 from statetrack.layers.mixer import Mixer, Packing, offsets, returns_states
 from statetrack.layers.norm import RMSNorm, normalise
+from statetrack.layers.padding import run_padded
 from statetrack.layers.precision import at_least_float32, working_dtype
 from statetrack.ops.checks import check_eigenvalues
 from statetrack.ops.gated_linear_attention import gated_linear_attention
@@ -67,8 +68,15 @@ class GLA(Mixer):
         self.to_out = nn.Linear(values, d_model, bias=False)
 
     def forward(
-        self, x: Tensor, state: GLAState | None = None, *, packing: Packing | None = None
+        self,
+        x: Tensor,
+        state: GLAState | None = None,
+        *,
+        packing: Packing | None = None,
+        attention_mask: Tensor | None = None,
     ) -> tuple[Tensor, GLAState | None]:
+        if attention_mask is not None:
+            return run_padded("GLA", self, x, attention_mask, state, packing)
         q, k, v = (y.unflatten(-1, (self.heads, -1)) for y in (self.to_q(x), self.to_k(x), self.to_v(x)))
         o, S = gated_linear_attention(
             q,

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from statetrack.layers.checks import check_eps, check_sizes, divide
 from statetrack.layers.mixer import Mixer, Packing, offsets, returns_states
 from statetrack.layers.norm import RMSNorm, normalise
+from statetrack.layers.padding import run_padded
 from statetrack.layers.precision import at_least_float32, working_dtype
 from statetrack.ops.checks import check_eigenvalues
 from statetrack.ops.gated_linear_attention import gated_linear_attention
@@ -53,8 +54,15 @@ class HGRN2(Mixer):
         self.norm = RMSNorm(d_model, eps=config.norm_eps)
 
     def forward(
-        self, x: Tensor, state: HGRN2State | None = None, *, packing: Packing | None = None
+        self,
+        x: Tensor,
+        state: HGRN2State | None = None,
+        *,
+        packing: Packing | None = None,
+        attention_mask: Tensor | None = None,
     ) -> tuple[Tensor, HGRN2State | None]:
+        if attention_mask is not None:
+            return run_padded("HGRN2", self, x, attention_mask, state, packing)
         q, v = (y.unflatten(-1, (self.heads, self.K)) for y in (F.silu(self.to_q(x)), self.to_i(x)))
         logits = self._logits(x)
         o, S = gated_linear_attention(

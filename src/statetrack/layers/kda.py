@@ -12,6 +12,7 @@ from statetrack.layers.convolution import ShortConvolution
 from statetrack.layers.initialisation import log_uniform_steps, no_weight_decay
 from statetrack.layers.mixer import Mixer, Packing, offsets, returns_states
 from statetrack.layers.norm import RMSNorm, normalise
+from statetrack.layers.padding import run_padded
 from statetrack.layers.precision import at_least_float32, working_dtype
 from statetrack.layers.spectra import delta_spectrum
 from statetrack.ops.checks import check_eigenvalues
@@ -90,8 +91,15 @@ class KDA(Mixer):
                     nn.init.zeros_(module.bias)
 
     def forward(
-        self, x: Tensor, state: KDAState | None = None, *, packing: Packing | None = None
+        self,
+        x: Tensor,
+        state: KDAState | None = None,
+        *,
+        packing: Packing | None = None,
+        attention_mask: Tensor | None = None,
     ) -> tuple[Tensor, KDAState | None]:
+        if attention_mask is not None:
+            return run_padded("KDA", self, x, attention_mask, state, packing)
         q, k, v, convolution = self._qkv(x, state, packing)
         o, S = delta_rule(
             q,

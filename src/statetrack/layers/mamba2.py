@@ -18,6 +18,7 @@ from statetrack.layers.initialisation import (
 )
 from statetrack.layers.mixer import Mixer, Packing, offsets, returns_states
 from statetrack.layers.norm import RMSNorm, normalise
+from statetrack.layers.padding import run_padded
 from statetrack.layers.precision import at_least_float32, working_dtype
 from statetrack.ops.checks import check_eigenvalues
 from statetrack.ops.gated_linear_attention import gated_linear_attention
@@ -80,8 +81,15 @@ class Mamba2(Mixer):
                 opposite_rows(self.in_proj.weight[-config.heads :])
 
     def forward(
-        self, x: Tensor, state: Mamba2State | None = None, *, packing: Packing | None = None
+        self,
+        x: Tensor,
+        state: Mamba2State | None = None,
+        *,
+        packing: Packing | None = None,
+        attention_mask: Tensor | None = None,
     ) -> tuple[Tensor, Mamba2State | None]:
+        if attention_mask is not None:
+            return run_padded("Mamba2", self, x, attention_mask, state, packing)
         z, u, B, C, delta, convolution = self._controls(x, state, packing)
         o, S = gated_linear_attention(
             C,

@@ -18,6 +18,7 @@ from statetrack.layers.initialisation import (
 )
 from statetrack.layers.mixer import Mixer, Packing, offsets, returns_states
 from statetrack.layers.norm import RMSNorm
+from statetrack.layers.padding import run_padded
 from statetrack.layers.precision import at_least_float32
 from statetrack.ops.checks import DISC, check_eigenvalues
 from statetrack.ops.gated_linear_attention import gated_linear_attention
@@ -100,8 +101,15 @@ class Mamba3(Mixer):
                 opposite_rows(self.in_proj.weight[steps : steps + config.heads])
 
     def forward(
-        self, x: Tensor, state: Mamba3State | None = None, *, packing: Packing | None = None
+        self,
+        x: Tensor,
+        state: Mamba3State | None = None,
+        *,
+        packing: Packing | None = None,
+        attention_mask: Tensor | None = None,
     ) -> tuple[Tensor, Mamba3State | None]:
+        if attention_mask is not None:
+            return run_padded("Mamba3", self, x, attention_mask, state, packing)
         z, u, B, C, now, before, gates = self._controls(x)
         later = _later(before, packing)
         o, S = gated_linear_attention(

@@ -38,11 +38,14 @@ class Mixer(nn.Module, ABC):
     the state that the previous one returned (None before the first), and the outputs equal those of one pass.
     Mixers with `packs = True` also take a `packing` of S sequences. Each starts from its own of the given
     states, whose batch axis is S, or from an empty one; the states after them are returned, (S, ...), where
-    the packing asks for them, and None otherwise. A mixer without a state transition, attention, has
-    `is_recurrent = False`.
+    the packing asks for them, and None otherwise; with `packs_by_padding = True` they are padded inside.
+    All mixers of this library take an `attention_mask` (B, T), True at real steps, with padding on either
+    side: every row is computed from its real steps alone, and y is 0 at padding. A mixer without a state
+    transition, attention, has `is_recurrent = False`.
     """
 
     packs = False
+    packs_by_padding = False
     is_recurrent = True
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:

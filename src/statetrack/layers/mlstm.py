@@ -13,7 +13,8 @@ from statetrack.layers.checks import divide
 from statetrack.layers.convolution import ShortConvolution
 from statetrack.layers.headwise import HeadNorm, HeadwiseLinear, round_up
 from statetrack.layers.initialisation import opposite_rows, small_init, wang_init
-from statetrack.layers.mixer import Mixer
+from statetrack.layers.mixer import Mixer, Packing, offsets, returns_states
+from statetrack.layers.padding import run_padded
 from statetrack.layers.precision import at_least_float32
 from statetrack.ops.checks import check_eigenvalues
 from statetrack.ops.gated_linear_attention import gated_linear_attention
@@ -77,6 +78,9 @@ class MLSTM(Mixer):
     (torch.Size([2, 16, 64]), torch.Size([2, 4, 32, 32]))
     """
 
+    packs = True
+    packs_by_padding = True
+
     def __init__(self, config: MLSTMConfig, d_model: int, layers: int = 1):
         super().__init__()
         if config.bias_init not in BIASES:
@@ -115,15 +119,22 @@ class MLSTM(Mixer):
             opposite_rows(self.to_f.weight, factor=1.0)
 
     def forward(
-        self, x: Tensor, state: MLSTMState | MLSTMSigmoidState | None = None
-    ) -> tuple[Tensor, MLSTMState | MLSTMSigmoidState]:
-        q, k, v, i, f, c, z, convolution = self._controls(x, state)
+        self,
+        x: Tensor,
+        state: MLSTMState | MLSTMSigmoidState | None = None,
+        *,
+        packing: Packing | None = None,
+        attention_mask: Tensor | None = None,
+    ) -> tuple[Tensor, MLSTMState | MLSTMSigmoidState | None]:
+        if attention_mask is not None:
+            return run_padded("MLSTM", self, x, attention_mask, state, packing)
+        q, k, v, i, f, c, z, convolution = self._controls(x, state, packing)
         if self.config.normaliser:
             assert isinstance(state, MLSTMState | None)
             cell = None if state is None else state.cell
             signed = self.config.eigenvalues == "[-1,1]"
-            h, cell = mlstm(q, k, v, i, f, signed=signed, initial_state=cell)
-            after = MLSTMState(cell, convolution)
+            h, cell = mlstm(q, k, v, i, f, signed=signed, initial_state=cell, **offsets(packing))
+            after = None if convolution is None else MLSTMState(cell, convolution)
         else:
             assert isinstance(state, MLSTMSigmoidState | None)
             gates = self._gates(f)
@@ -135,10 +146,10 @@ class MLSTM(Mixer):
                 a=gates.get("a"),
                 scale=1.0,
                 initial_state=None if state is None else state.S,
-                output_final_state=True,
+                output_final_state=returns_states(packing),
+                **offsets(packing),
             )
-            assert S is not None
-            after = MLSTMSigmoidState(S, convolution)
+            after = None if S is None or convolution is None else MLSTMSigmoidState(S, convolution)
         h = self.norm(at_least_float32(h)) + self.skip * c
         return self.to_out((h * F.silu(z)).to(x.dtype)), after
 
@@ -146,10 +157,13 @@ class MLSTM(Mixer):
         """The forget gates (B, T, H) by their logarithm or, where they have a sign, by their value."""
         return {"g": F.logsigmoid(f)} if self.config.eigenvalues == "[0,1]" else {"a": torch.tanh(f / 2)}
 
-    def _controls(self, x: Tensor, state: MLSTMState | MLSTMSigmoidState | None):
+    def _controls(
+        self, x: Tensor, state: MLSTMState | MLSTMSigmoidState | None, packing: Packing | None = None
+    ):
         """q, k, v (B, T, H, K); i, f (B, T, H); the skip and gate branches c, z (B, T, width); next past."""
         u, z = self.to_up(x).chunk(2, dim=-1)
-        c, convolution = self.convolution(u, None if state is None else state.convolution, silu=True)
+        past = None if state is None else state.convolution
+        c, convolution = self.convolution(u, past, silu=True, packing=packing)
         q, k, v = self.to_q(c), self.to_k(c), self.to_v(u)
         qkv = torch.cat([q, k, v], dim=-1)
         i, f = at_least_float32(self.to_i(qkv)), at_least_float32(self.to_f(qkv))

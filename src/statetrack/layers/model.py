@@ -18,6 +18,7 @@ from statetrack.layers.headwise import round_up
 from statetrack.layers.initialisation import small_init, wang_init
 from statetrack.layers.mixer import Mixer, MixerConfig, Packing
 from statetrack.layers.norm import RMSNorm, normalise_sum
+from statetrack.layers.padding import run_model_padded
 from statetrack.layers.precision import at_least_float32
 from statetrack.layers.recompute import recomputed
 from statetrack.layers.tying import tie
@@ -170,6 +171,9 @@ class Model(nn.Module):
     Packed sequences start from the given states, (S, ...) for S sequences, or from empty ones. With
     `packed_states` their last states are returned, to decode with: model(next_tokens (S, 1), states).
 
+    `attention_mask` (B, T), 1 or True at real tokens, is for batches padded on either side: every row has the
+    logits and the state that it has alone, and its logits are 0 at padding.
+
     `checkpoint_activations` = True saves memory in training: each block keeps its input only, and is
     computed a second time in the backward pass.
     """
@@ -199,6 +203,7 @@ class Model(nn.Module):
         targets: Tensor | None = None,
         packed_states: bool = False,
         read_out: bool = True,
+        attention_mask: Tensor | None = None,
     ) -> tuple[Tensor, list[Any]]:
         packing = self._packing(packing, packed_states)
         if tokens.ndim != 2:
@@ -210,6 +215,10 @@ class Model(nn.Module):
             raise UserError(
                 f"Model: {len(state)} states for {len(self.blocks)} layers, expected what forward returned."
             )
+        if attention_mask is not None:
+            mask = _mask(attention_mask, tokens, packing)
+            if not bool(mask.all()):
+                return run_model_padded(self, self.packs, tokens, mask, state, at, targets, read_out)
         x, y = self._embed(tokens), None
         if self.config.half_stream and torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))
@@ -232,8 +241,8 @@ class Model(nn.Module):
         if not self.packs:
             refusing = {type(b.mixer).__name__: None for b in self.blocks if not _packs(b)}
             raise UserError(
-                f"Model: {', '.join(refusing)} cannot take packed sequences. Give a batch with padding: the "
-                "models of statetrack.integrations.huggingface take an attention_mask."
+                f"Model: {', '.join(refusing)} cannot take packed sequences. Give a batch with padding and "
+                "its attention_mask."
             )
         return Packing(packing[0], packing[1], states)
 
@@ -241,6 +250,11 @@ class Model(nn.Module):
     def packs(self) -> bool:
         """Whether `forward` takes a packing."""
         return all(_packs(block) for block in self.blocks)
+
+    @property
+    def packs_by_padding(self) -> bool:
+        """Whether a mixer pads packed sequences inside, which then save it nothing."""
+        return any(getattr(block.mixer, "packs_by_padding", False) for block in self.blocks)
 
     @property
     def is_recurrent(self) -> bool:
@@ -297,6 +311,16 @@ class Model(nn.Module):
         shown = [f"eigenvalues={x}" for x in ranges]
         parameters = sum(p.numel() for p in self.parameters())
         return ", ".join([*shown, f"parameters={parameters:,}", f"tied={self.config.tied}"])
+
+
+def _mask(attention_mask: Tensor, tokens: Tensor, packing: Packing | None) -> Tensor:
+    """(B, T), True at real tokens."""
+    if packing is not None:
+        raise UserError("Model: give either attention_mask or packing: packed sequences have no padding.")
+    check_shape(
+        "Model", "attention_mask", attention_mask, tuple(tokens.shape), "(batch, time), as of tokens,"
+    )
+    return attention_mask.bool()
 
 
 def _packs(block: nn.Module) -> bool:

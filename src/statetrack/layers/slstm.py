@@ -11,7 +11,8 @@ from statetrack.layers.checks import divide
 from statetrack.layers.convolution import ShortConvolution
 from statetrack.layers.headwise import HeadNorm, HeadwiseLinear
 from statetrack.layers.initialisation import no_weight_decay, small_init
-from statetrack.layers.mixer import Mixer
+from statetrack.layers.mixer import Mixer, Packing, offsets, returns_states
+from statetrack.layers.padding import run_padded
 from statetrack.layers.precision import at_least_float32
 from statetrack.ops.slstm import SLSTMCell, slstm
 
@@ -54,6 +55,9 @@ class SLSTM(Mixer):
     (torch.Size([2, 16, 64]), torch.Size([2, 4, 16]))
     """
 
+    packs = True
+    packs_by_padding = True
+
     def __init__(self, config: SLSTMConfig, d_model: int):
         super().__init__()
         if config.bias_init not in BIASES:
@@ -83,16 +87,30 @@ class SLSTM(Mixer):
         elif self.config.bias_init == "linspace":
             self.bias[:, 1] = torch.linspace(3, 6, D, device=device)
 
-    def forward(self, x: Tensor, state: SLSTMState | None = None) -> tuple[Tensor, SLSTMState]:
-        gates, convolution = self._controls(x, state)
-        h, cell = slstm(gates, self.recurrent, initial_state=None if state is None else state.cell)
-        return self.norm(h).to(x.dtype), SLSTMState(cell, convolution)
+    def forward(
+        self,
+        x: Tensor,
+        state: SLSTMState | None = None,
+        *,
+        packing: Packing | None = None,
+        attention_mask: Tensor | None = None,
+    ) -> tuple[Tensor, SLSTMState | None]:
+        if attention_mask is not None:
+            return run_padded("SLSTM", self, x, attention_mask, state, packing)
+        gates, convolution = self._controls(x, state, packing)
+        cell = None if state is None else state.cell
+        h, cell = slstm(gates, self.recurrent, initial_state=cell, **offsets(packing))
+        after = SLSTMState(cell, convolution) if returns_states(packing) else None
+        return self.norm(h).to(x.dtype), after
 
-    def _controls(self, x: Tensor, state: SLSTMState | None) -> tuple[Tensor, Tensor | None]:
+    def _controls(
+        self, x: Tensor, state: SLSTMState | None, packing: Packing | None = None
+    ) -> tuple[Tensor, Tensor | None]:
         """The gates i, f, z, o before R h_{t-1} is added, (B, T, H, 4, D), and the next past."""
         c, convolution = x, None
         if self.convolution is not None:
-            c, convolution = self.convolution(x, None if state is None else state.convolution, silu=True)
+            past = None if state is None else state.convolution
+            c, convolution = self.convolution(x, past, silu=True, packing=packing)
         gates = (self.to_i(c), self.to_f(c), self.to_z(x), self.to_o(x))
         heads = torch.stack([at_least_float32(g).unflatten(-1, (self.config.heads, -1)) for g in gates], -2)
         return heads + self.bias, convolution

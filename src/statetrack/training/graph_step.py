@@ -61,8 +61,7 @@ class GraphStep:
         self.half_weights: HalfWeights | None = None
         self.update: RecordedAdamW | None = None  # of the last step
         self.norm = torch.zeros((), device=self.device)  # of the last gradients, where `update` is None
-        # attention pads what is packed
-        packs = spec.task.labels == "last" and state.model.packs and state.model.is_recurrent
+        packs = spec.task.labels == "last" and state.model.packs and not state.model.packs_by_padding
         # the reference backends take packed sequences one by one
         packs = packs and self.device.type == "cuda" and prefers_triton(state.loss_sum)
         self.packer = Packer(spec) if packs else None

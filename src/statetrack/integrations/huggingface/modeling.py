@@ -14,7 +14,6 @@ from statetrack.errors import UserError
 from statetrack.files import write_text
 from statetrack.integrations.huggingface.cache import StateCache
 from statetrack.integrations.huggingface.configuration import SHIM, StateTrackConfig
-from statetrack.integrations.huggingface.padding import forward_padded
 from statetrack.layers import Model
 
 SHIM_TEXT = (
@@ -125,10 +124,7 @@ class StateTrackForCausalLM(PreTrainedModel, GenerationMixin):
         mask = _padding(attention_mask, tokens, use_cache)
         at = _positions(keep, tokens)
         state = None if cache is None else _states(cache)
-        if mask is None:
-            result, states = self.model(tokens, state, at=at, targets=targets)
-        else:
-            result, states = forward_padded(self.model, tokens, mask, state, at, targets)
+        result, states = self.model(tokens, state, at=at, targets=targets, attention_mask=mask)
         # a mask of positions to keep, as transformers has it: all logits, then those asked for
         return (result[keep] if isinstance(keep, Tensor) and keep.dtype == torch.bool else result), states
 

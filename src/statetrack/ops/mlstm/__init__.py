@@ -1,12 +1,14 @@
 """The mLSTM: a matrix memory with scalar gates, sigmoid(f) in (0, 1) or 2 sigmoid(f) - 1 in (-1, 1)."""
 
+import torch
 from torch import Tensor
 
 from statetrack.errors import UserError
 from statetrack.ops import checks
 from statetrack.ops.autograd import run_backend
 from statetrack.ops.backends import load, no_triton, pick_backend
-from statetrack.ops.mlstm.reference import MLSTMCell
+from statetrack.ops.mlstm.reference import MLSTMCell, fresh_cell
+from statetrack.ops.padded_rows import OPEN, SHUT, PaddedRows
 
 BACKENDS = {
     "reference": "statetrack.ops.mlstm.reference:mlstm_reference",
@@ -29,6 +31,8 @@ def mlstm(
     *,
     signed: bool = False,
     initial_state: MLSTMCell | None = None,
+    cu_seqlens: Tensor | None = None,
+    max_seqlen: int | None = None,
     backend: str = "auto",
 ) -> tuple[Tensor, MLSTMCell]:
     """Apply the mLSTM (Beck et al. 2024) along time: a matrix memory with scalar gates.
@@ -52,6 +56,10 @@ def mlstm(
     K) and m (B, H) in float32 (float64 if q is), which a later call takes as `initial_state`. `backend` is
     "auto", "reference", "chunked" or "triton" (GPU; up to 64 steps from an empty state).
 
+    `cu_seqlens` (S + 1 offsets, B = 1) packs S sequences into one row: h is (1, N, H, V), and there is one
+    state per sequence, (S, ...), in `initial_state` and in the result. Inside they are padded to
+    `max_seqlen`, at least the longest sequence, which is looked up if it is not given.
+
     >>> q, k, v = torch.randn(3, 2, 16, 4, 32).unbind()              # B, T, H, K = 2, 16, 4, 32
     >>> i, f = torch.randn(2, 2, 16, 4).unbind()
     >>> h, state = mlstm(q, k, v, i, f)
@@ -70,6 +78,10 @@ def mlstm(
     checks.check_shape(op, "v", v, (*q.shape[:3], v.shape[-1]), "(batch, time, heads, V)")
     for name, gate in (("i", i), ("f", f)):
         checks.check_shape(op, name, gate, tuple(q.shape[:3]), "(batch, time, heads)")
+    if cu_seqlens is not None:
+        rows = PaddedRows(op, cu_seqlens, max_seqlen, q)
+        return _packed(rows, q, k, v, i, f, signed, initial_state, backend)
+    checks.check_offsets(op, cu_seqlens, max_seqlen, q.shape[1])
     (B, _, H, K), V = q.shape, v.shape[-1]
     cell = checks.check_cell(op, initial_state, q, C=(B, H, K, V), n=(B, H, K), m=(B, H))
     if checks.is_checked():
@@ -79,6 +91,27 @@ def mlstm(
     run = pick_backend(op, backend, q.device, BACKENDS, refusals)
     h, state = run_backend(op, run, q.device, q, k, v, i, f, state, signed)
     return h.to(v.dtype), state
+
+
+def _packed(
+    rows: PaddedRows,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    i: Tensor,
+    f: Tensor,
+    signed: bool,
+    initial_state: MLSTMCell | None,
+    backend: str,
+) -> tuple[Tensor, MLSTMCell]:
+    """Packed sequences as a padded batch, whose steps behind the last one of a sequence keep its state."""
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    q, k, v = rows.padded(q), rows.padded(k), rows.padded(v)
+    i, f = rows.padded(i.to(dtype), SHUT), rows.padded(f.to(dtype), OPEN)
+    h, state = mlstm(q, k, v, i, f, signed=signed, initial_state=initial_state, backend=backend)
+    before = fresh_cell(q, v) if initial_state is None else initial_state
+    state = MLSTMCell(*(rows.kept_where_empty(x, y) for x, y in zip(state, before, strict=True)))
+    return rows.packed(h), state
 
 
 __all__ = ["MLSTMCell", "mlstm"]

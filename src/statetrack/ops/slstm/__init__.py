@@ -1,12 +1,14 @@
 """The sLSTM: a scalar memory whose gates see the last output. Not linear, so it stays a loop over time."""
 
+import torch
 from torch import Tensor
 
 from statetrack.errors import UserError
 from statetrack.ops import checks
 from statetrack.ops.autograd import run_backend
 from statetrack.ops.backends import load, no_triton, pick_backend
-from statetrack.ops.slstm.reference import SLSTMCell
+from statetrack.ops.padded_rows import OPEN, SHUT, PaddedRows
+from statetrack.ops.slstm.reference import SLSTMCell, fresh_cell
 
 # "chunked" is the name of the plain PyTorch backend that "auto" takes; here its chunks are single steps.
 BACKENDS = {
@@ -22,7 +24,13 @@ def _triton_refuses(x: Tensor) -> str | None:
 
 
 def slstm(
-    x: Tensor, R: Tensor, *, initial_state: SLSTMCell | None = None, backend: str = "auto"
+    x: Tensor,
+    R: Tensor,
+    *,
+    initial_state: SLSTMCell | None = None,
+    cu_seqlens: Tensor | None = None,
+    max_seqlen: int | None = None,
+    backend: str = "auto",
 ) -> tuple[Tensor, SLSTMCell]:
     """Apply the sLSTM (Beck et al. 2024) along time: an LSTM with an exponential input gate.
 
@@ -40,6 +48,10 @@ def slstm(
     float32 (float64 if x is), which a later call takes as `initial_state`. `backend` is "auto", "reference",
     "chunked" or "triton" (GPU).
 
+    `cu_seqlens` (S + 1 offsets, B = 1) packs S sequences into one row: h is (1, N, H, D), and there is one
+    state per sequence, (S, ...), in `initial_state` and in the result. Inside they are padded to
+    `max_seqlen`, at least the longest sequence, which is looked up if it is not given.
+
     >>> x, R = torch.randn(2, 16, 4, 4, 32), torch.randn(4, 32, 128) / 32       # B, T, H, D = 2, 16, 4, 32
     >>> h, state = slstm(x, R)
     >>> h.shape, state.c.shape
@@ -52,6 +64,9 @@ def slstm(
     H, D = x.shape[2], x.shape[4]
     checks.check_floating(op, x.device, x=x, R=R)
     checks.check_shape(op, "R", R, (H, D, 4 * D), "(heads, width, 4 * width)")
+    if cu_seqlens is not None:
+        return _packed(PaddedRows(op, cu_seqlens, max_seqlen, x), x, R, initial_state, backend)
+    checks.check_offsets(op, cu_seqlens, max_seqlen, x.shape[1])
     shape = (x.shape[0], H, D)
     cell = checks.check_cell(op, initial_state, x, h=shape, c=shape, n=shape, m=shape)
     if checks.is_checked():
@@ -60,6 +75,23 @@ def slstm(
     run = pick_backend(op, backend, x.device, BACKENDS, {"triton": lambda: _triton_refuses(x)})
     h, state = run_backend(op, run, x.device, x, R, None if cell is None else SLSTMCell(*cell))
     return h.to(x.dtype), state
+
+
+def _packed(
+    rows: PaddedRows, x: Tensor, R: Tensor, initial_state: SLSTMCell | None, backend: str
+) -> tuple[Tensor, SLSTMCell]:
+    """Packed sequences as a padded batch: steps behind the last one of a sequence keep c, n and m, not h."""
+    dtype, x = x.dtype, x.to(torch.promote_types(x.dtype, torch.float32))
+    i, f, z, o = x.unbind(-2)
+    gates = (rows.padded(i, SHUT), rows.padded(f, OPEN), rows.padded(z), rows.padded(o))
+    x = torch.stack(gates, dim=-2)
+    h, state = slstm(x, R, initial_state=initial_state, backend=backend)
+    if x.shape[1] > 0:
+        last = (rows.lengths - 1).clamp(min=0)
+        state = state._replace(h=h[torch.arange(len(h), device=h.device), last].to(state.c.dtype))
+    before = fresh_cell(x) if initial_state is None else initial_state
+    state = SLSTMCell(*(rows.kept_where_empty(s, y) for s, y in zip(state, before, strict=True)))
+    return rows.packed(h).to(dtype), state
 
 
 __all__ = ["SLSTMCell", "slstm"]
