@@ -6,7 +6,7 @@ from torch.autograd import forward_ad
 
 from statetrack.errors import UserError
 from statetrack.layers.model import Model
-from statetrack.layers.presets import model_config
+from statetrack.layers.presets import PRESETS, model_config
 from statetrack.ops.delta_rule import delta_rule
 from statetrack.ops.gated_linear_attention import gated_linear_attention
 from statetrack.ops.selective_scan import selective_scan
@@ -116,13 +116,23 @@ def test_the_packed_scan_compiles_to_one_graph_given_the_longest_length(backend)
     torch.testing.assert_close(y, scan(u, "reference", cu_seqlens=offsets))
 
 
-@pytest.mark.parametrize("name", ["deltanet", "gla", "hgrn2", "mamba", "mamba2", "mlstm", "slstm"])
-def test_a_model_on_the_meta_device_gives_shapes(name):
-    model = Model(model_config(name, d_model=32, layers=1), 4, 5).to("meta")
-    logits, _ = model(torch.zeros(2, 7, dtype=torch.long, device="meta"))
-    assert logits.shape == (2, 7, 5)
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_model_of_every_mixer_is_one_graph(name):
+    """Traced only: what the graph computes is compared above, and in the tests of the ops."""
+    model = Model(model_config(name, d_model=16, layers=1), 4, 4)
+    tokens = torch.arange(10).view(2, 5) % 4
+    logits, _ = torch.compile(model, fullgraph=True, backend="eager")(tokens)
+    torch.testing.assert_close(logits, model(tokens)[0])
+    torch.compiler.reset()
 
 
-def test_scan_refuses_what_is_no_tensor():
-    with pytest.raises(UserError, match="u is a list, expected a tensor"):
-        selective_scan([1.0], *[torch.ones(1, 1, 1)] * 4)
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_model_on_the_meta_device_gives_shapes_of_logits_states_and_gradients(name):
+    model = Model(model_config(name, d_model=32, layers=1, half_stream=True), 4, 4).to("meta")
+    tokens = torch.zeros(2, 7, dtype=torch.long, device="meta")
+    logits, state = model(tokens)
+    assert logits.shape == (2, 7, 4)
+    assert model(tokens[:, :1], state)[0].shape == (2, 1, 4)
+    loss, _ = model(tokens, targets=tokens)
+    loss.backward()
+    assert all(x.grad is not None and x.grad.is_meta for x in model.parameters())

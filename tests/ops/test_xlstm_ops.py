@@ -160,11 +160,42 @@ def test_a_state_of_another_batch_is_refused_and_not_broadcast(name, backend):
         op(*make(3, B=1), initial_state=cell[0], backend=backend)
 
 
-@pytest.mark.parametrize("name", OPS)
-def test_what_is_no_tensor_is_refused(name):
-    op, make = OPS[name]
-    with pytest.raises(UserError, match="is a list, expected a tensor"):
-        op(make(3)[0].tolist(), *make(3)[1:])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("signed", [False, True])
+@pytest.mark.parametrize("backend", ["reference", "chunked"])
+def test_a_bad_value_of_the_mlstm_leaves_earlier_outputs_alone(backend, signed, value):
+    """70 steps, more than a chunk; the other sequence of the batch does not change either."""
+    for place in range(5):
+        inputs = [x.detach() for x in mlstm_inputs(70)]
+        expected, _ = mlstm(*inputs, signed=signed, backend=backend)
+        inputs[place][0, 21] = value
+        h, _ = mlstm(*inputs, signed=signed, backend=backend)
+        torch.testing.assert_close(h[0, :21], expected[0, :21])
+        torch.testing.assert_close(h[1], expected[1])
+        assert not torch.equal(h[0, 21:], expected[0, 21:]), "and what it changes is seen"
+
+
+@pytest.mark.parametrize("backend", ["reference", "chunked"])
+def test_a_closed_forget_gate_of_the_mlstm_starts_anew(backend):
+    """f = -inf, log sigmoid(f) = -inf: what comes after it is as if nothing had been before."""
+    inputs = [x.detach() for x in mlstm_inputs(70)]
+    inputs[4][:, 21] = -float("inf")
+    h, _ = mlstm(*inputs, backend=backend)
+    alone, _ = mlstm(*(x[:, 21:] for x in inputs), backend=backend)
+    torch.testing.assert_close(h[:, 21:], alone)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("backend", ["reference", "chunked"])
+def test_a_bad_value_of_the_slstm_leaves_earlier_outputs_alone(backend, value):
+    x, R = (x.detach() for x in slstm_inputs(12))
+    expected, _ = slstm(x, R, backend=backend)
+    for gate in range(4):
+        bad = x.clone()
+        bad[0, 7, :, gate] = value
+        h, _ = slstm(bad, R, backend=backend)
+        torch.testing.assert_close(h[0, :7], expected[0, :7])
+        torch.testing.assert_close(h[1], expected[1])
 
 
 def test_wrong_shapes_are_refused_by_name():

@@ -22,6 +22,7 @@ from statetrack.layers.padding import run_model_padded
 from statetrack.layers.precision import at_least_float32
 from statetrack.layers.recompute import recomputed
 from statetrack.layers.tying import tie
+from statetrack.ops.autograd import autocast_is_on
 from statetrack.ops.checks import check_shape
 from statetrack.ops.embedding import embedding
 from statetrack.ops.linear_cross_entropy import linear_cross_entropy
@@ -220,7 +221,7 @@ class Model(nn.Module):
             if not bool(mask.all()):
                 return run_model_padded(self, self.packs, tokens, mask, state, at, targets, read_out)
         x, y = self._embed(tokens), None
-        if self.config.half_stream and torch.is_autocast_enabled(x.device.type):
+        if self.config.half_stream and autocast_is_on(x.device):
             x = x.to(torch.get_autocast_dtype(x.device.type))
         states, last = list(state or [None] * len(self.blocks)), len(self.blocks) - 1
         recompute = self.checkpoint_activations and torch.is_grad_enabled()

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -19,6 +20,16 @@ def needs_gradient(inputs: Iterable[Tensor | None]) -> bool:
     return False
 
 
+def autocast_is_on(device: torch.device) -> bool:
+    """Whether autocast is on for the device. The meta device has none, and asking PyTorch is an error."""
+    return device.type != "meta" and torch.is_autocast_enabled(device.type)
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager:
+    """A block without autocast, which would run products in half precision."""
+    return torch.autocast(device.type, enabled=False) if autocast_is_on(device) else nullcontext()
+
+
 def run_backend(op: str, run: Callable, device: torch.device, *arguments: Any) -> Any:
     """Call a backend without autocast, which would run the products inside in half precision.
 
@@ -26,8 +37,7 @@ def run_backend(op: str, run: Callable, device: torch.device, *arguments: Any) -
     errors for those are replaced by one that names the backend that does.
     """
     try:
-        # the meta device has no autocast, and asking for it is an error
-        if device.type != "meta" and torch.is_autocast_enabled(device.type):
+        if autocast_is_on(device):
             with torch.autocast(device.type, enabled=False):
                 return run(*arguments)
         return run(*arguments)

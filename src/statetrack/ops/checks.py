@@ -60,11 +60,23 @@ def check_shape(
         )
 
 
+def require_tensors(op: str, **tensors: Any) -> None:
+    """Refuse what is no tensor, None too."""
+    for name, x in tensors.items():
+        if not isinstance(x, Tensor):
+            raise UserError(f"{op}: {name} is a {type(x).__name__}, expected a tensor.")
+
+
 def check_tensors(op: str, **tensors: Any) -> None:
     """Refuse what is no tensor; None stands for an argument that was left out."""
-    for name, x in tensors.items():
-        if x is not None and not isinstance(x, Tensor):
-            raise UserError(f"{op}: {name} is a {type(x).__name__}, expected a tensor.")
+    require_tensors(op, **{name: x for name, x in tensors.items() if x is not None})
+
+
+def check_flags(op: str, **flags: Any) -> None:
+    """Refuse what is neither True nor False, nor 1 or 0 in their place."""
+    for name, flag in flags.items():
+        if not isinstance(flag, int):
+            raise UserError(f"{op}: {name} is {flag!r}, expected True or False.")
 
 
 def check_cell(op: str, cell: Any, like: Tensor, **shapes: tuple[int, ...]) -> list[Tensor] | None:

@@ -3,6 +3,7 @@
 from torch import Tensor
 
 from statetrack.errors import UserError
+from statetrack.ops import checks
 from statetrack.ops.backends import no_triton, pick_backend
 
 BACKENDS = {
@@ -22,6 +23,7 @@ def run_automaton(table: Tensor, letters: Tensor, start: int, *, backend: str = 
     Shapes: table (letters, states), the next state for each letter and state; letters x and the result s
     (words, time). All are integers.
     """
+    checks.require_tensors("run_automaton", table=table, letters=letters)
     if table.ndim != 2 or letters.ndim != 2:
         raise UserError(
             f"run_automaton: table has shape {tuple(table.shape)} and letters {tuple(letters.shape)}, "

@@ -3,6 +3,7 @@
 from torch import Tensor
 
 from statetrack.errors import UserError
+from statetrack.ops import checks
 from statetrack.ops.backends import no_triton, pick_backend
 
 BACKENDS = {
@@ -19,6 +20,9 @@ def bracket_expressions(
     Grammar, tokens and shapes: `bracket_expressions_reference`. The same operations whatever is drawn, so a
     CUDA graph can hold them.
     """
+    checks.require_tensors(
+        "bracket_expressions", sizes=sizes, digits=digits, operators=operators, splits=splits
+    )
     if (
         digits.ndim != 2
         or not digits.shape == operators.shape == splits.shape

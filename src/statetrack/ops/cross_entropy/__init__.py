@@ -44,6 +44,7 @@ def cross_entropy(
       e / classes of the others, so that the loss has its least value at finite logits.
     """
     op = "cross_entropy"
+    checks.require_tensors(op, logits=logits, targets=targets)
     checks.check_floating(op, logits.device, logits=logits)
     checks.check_shape(
         op, "targets", targets, tuple(logits.shape[:-1]), "the shape of logits but for classes"

@@ -97,7 +97,10 @@ def delta_rule(
         raise UserError(
             f"delta_rule: householders is {householders!r}, expected a whole number of at least 1."
         )
-    if beta_from_logits is not None and not beta_from_logits > 0:
+    checks.check_flags("delta_rule", use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel, hard_beta=hard_beta)
+    if beta_from_logits is not None and not (
+        isinstance(beta_from_logits, (int, float)) and beta_from_logits > 0
+    ):
         raise UserError(
             f"delta_rule: beta_from_logits is {beta_from_logits!r}, expected the largest beta: 1 for "
             "eigenvalues in [0,1], 2 for [-1,1]."
@@ -168,9 +171,8 @@ def _check(q, k, v, beta, gate, householders, initial_state, cu_seqlens) -> None
     op, order = "delta_rule", "Time comes before heads in this library."
     gate = gate if isinstance(gate, gates.Gate) else gates.Gate(gate, None, None, None)
     given = {"q": q, "k": k, "v": v, "beta": beta, "initial_state": initial_state} | gate._asdict()
-    for name, x in given.items():
-        if not isinstance(x, Tensor) and (x is not None or name in ("q", "k", "v", "beta")):
-            raise UserError(f"{op}: {name} is a {type(x).__name__}, expected a tensor.")
+    checks.require_tensors(op, q=q, k=k, v=v, beta=beta)
+    checks.check_tensors(op, **given)
     if q.ndim != 4 or v.ndim != 4:
         raise UserError(
             f"{op}: q has shape {tuple(q.shape)} and v {tuple(v.shape)}, expected four axes "

@@ -20,6 +20,7 @@ def _triton_refuses(tokens: Tensor, weight: Tensor) -> str | None:
 def embedding(tokens: Tensor, weight: Tensor, *, backend: str = "auto") -> Tensor:
     """weight[tokens]. Shapes: tokens (...), integers below v; weight (v, d); result (..., d)."""
     op = "embedding"
+    checks.require_tensors(op, tokens=tokens, weight=weight)
     if weight.ndim != 2:
         raise UserError(f"{op}: weight has shape {tuple(weight.shape)}, expected (vocabulary, width).")
     checks.check_floating(op, tokens.device, weight=weight)

@@ -99,9 +99,8 @@ def _gate(g: Tensor | None, a: Tensor | None, sign: Tensor | None) -> Tensor:
 def _check(q, k, v, g, a, sign, angle, initial_state, cu_seqlens) -> None:
     given = {"q": q, "k": k, "v": v, "g": g, "a": a, "sign": sign, "angle": angle}
     given["initial_state"] = initial_state
-    for name, x in given.items():
-        if not isinstance(x, Tensor) and (x is not None or name in ("q", "k", "v")):
-            raise UserError(f"{OP}: {name} is a {type(x).__name__}, expected a tensor.")
+    checks.require_tensors(OP, q=q, k=k, v=v)
+    checks.check_tensors(OP, **given)
     if (g is None) == (a is None):
         raise UserError(f"{OP}: expected either g, the logarithm of the gate, or a, the gate itself.")
     if sign is not None and g is None:

@@ -57,6 +57,7 @@ def generalised_delta_rule(
     """
     named = {"q": q, "k": k, "v": v, "w": w, "a": a, "b": b}
     _check(named, initial_state, cu_seqlens)
+    checks.check_scale(OP, scale)
     checks.check_offsets(OP, cu_seqlens, max_seqlen, q.shape[1])
     if checks.is_checked():
         checks.check_finite(OP, q=q, k=k, v=v, w=w, a=a, b=b, initial_state=initial_state)
@@ -67,9 +68,7 @@ def generalised_delta_rule(
 
 
 def _check(named: dict[str, Tensor], initial_state: Tensor | None, cu_seqlens: Tensor | None) -> None:
-    for name, x in named.items():
-        if not isinstance(x, Tensor):
-            raise UserError(f"{OP}: {name} is a {type(x).__name__}, expected a tensor.")
+    checks.require_tensors(OP, **named)
     checks.check_tensors(OP, initial_state=initial_state)
     q, v = named["q"], named["v"]
     if q.ndim != 4 or v.ndim != 4:

@@ -1,10 +1,10 @@
 """The loss of a language model: a linear read-out and cross-entropy in one, without all logits in memory."""
 
-import torch
 from torch import Tensor
 
 from statetrack.errors import UserError
 from statetrack.ops import checks
+from statetrack.ops.autograd import autocast_is_on
 from statetrack.ops.backends import load, no_triton, pick_backend
 
 BACKENDS = {
@@ -31,6 +31,7 @@ def linear_cross_entropy(
     the gradients are computed in the forward pass, where they are needed, and multiplied in the backward.
     """
     op = "linear_cross_entropy"
+    checks.require_tensors(op, x=x, weight=weight, targets=targets)
     checks.check_floating(op, x.device, x=x, weight=weight)
     checks.check_shape(op, "targets", targets, tuple(x.shape[:-1]), "the shape of x but for its last axis")
     if weight.ndim != 2 or weight.shape[1] != x.shape[-1]:
@@ -42,7 +43,7 @@ def linear_cross_entropy(
         raise UserError(
             f"{op}: targets are {targets.dtype} on {targets.device}, expected whole numbers on {x.device}."
         )
-    if x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
+    if x.dtype != weight.dtype and not autocast_is_on(x.device):
         raise UserError(
             f"{op}: x is {x.dtype} and weight {weight.dtype}, expected one dtype. Convert one of them, or "
             "call it under autocast."

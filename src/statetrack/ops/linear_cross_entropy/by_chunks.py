@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from statetrack.ops.autograd import first_derivative_only, needs_gradient
+from statetrack.ops.autograd import autocast_is_on, first_derivative_only, needs_gradient, without_autocast
 from statetrack.ops.custom_ops import register_op
 
 # losses(z, targets, ignore_index, gradient) -> (rows,): writes dz over z if `gradient`
@@ -85,7 +85,7 @@ def register(name: str, losses: Losses, max_logits: Callable[[], int]) -> None:
 
     def run(x, weight, targets, ignore_index, dtype, grad_x, grad_weight):
         given = x, weight, targets, ignore_index, dtype, (grad_x, grad_weight)
-        with torch.autocast(x.device.type, enabled=False):
+        with without_autocast(x.device):
             return loss_by_chunks(losses, max_logits(), *given)
 
     def fake(x, weight, targets, ignore_index, dtype, grad_x, grad_weight):
@@ -102,7 +102,7 @@ def register(name: str, losses: Losses, max_logits: Callable[[], int]) -> None:
 def run_op(name: str, x: Tensor, weight: Tensor, targets: Tensor, ignore_index: int) -> Tensor:
     """The loss by the op of that name, with gradients; arguments as for the reference."""
     device = x.device.type
-    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+    dtype = torch.get_autocast_dtype(device) if autocast_is_on(x.device) else x.dtype
     x, targets = x.flatten(0, -2), targets.flatten().long()
     if needs_gradient((x, weight)):
         return _Loss.apply(x, weight, targets, ignore_index, dtype, name)

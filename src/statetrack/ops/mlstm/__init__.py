@@ -50,7 +50,8 @@ def mlstm(
     they cancel, |n_t . q_t| falls below 1 and h_t is no longer a mean of values. The sign of C_t^T q_t is
     kept, since only the size of n_t . q_t divides it. m_t follows the sizes, log |a_t|, and is a constant for
     the gradient, which is exact at a_t = 0 too. Without a normaliser there is no m either, and the mLSTM is
-    `gated_linear_attention`: docs/gates.md.
+    `gated_linear_attention`: docs/gates.md. NaN or infinity at step t leaves earlier outputs alone on a CPU;
+    inside `statetrack.checked()` it is refused, with the first bad step.
 
     Returns h (B, T, H, V) in the dtype of v, and the last state, an `MLSTMCell` of C (B, H, K, V), n (B, H,
     K) and m (B, H) in float32 (float64 if q is), which a later call takes as `initial_state`. `backend` is
@@ -67,7 +68,7 @@ def mlstm(
     (torch.Size([2, 16, 4, 32]), torch.Size([2, 4, 32, 32]))
     """
     op = "mlstm"
-    checks.check_tensors(op, q=q, k=k, v=v, i=i, f=f)
+    checks.require_tensors(op, q=q, k=k, v=v, i=i, f=f)
     if q.ndim != 4 or v.ndim != 4:
         raise UserError(
             f"{op}: q has shape {tuple(q.shape)} and v {tuple(v.shape)}, expected four axes "

@@ -4,8 +4,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from statetrack.ops.checks import can_look
 from statetrack.ops.gated_linear_attention import gated_linear_attention
-from statetrack.ops.mlstm.reference import MLSTMCell, fresh_cell, log_size, normaliser
+from statetrack.ops.mlstm.reference import MLSTMCell, fresh_cell, log_size, mlstm_reference, normaliser
 
 CHUNK = 64
 
@@ -27,8 +28,21 @@ def mlstm_chunked(
         A = Q K^T / sqrt(K) o exp(log D - m_t)      e_t = exp(F_t + m0 - m_t)
         h = (A V + e Q C0) / max(|A 1 + e Q n0|, exp(-m))
 
-    With `signed` gates there are no logarithms of the gates to sum: see `_signed`.
+    With `signed` gates there are no logarithms of the gates to sum: see `_signed`. Where numbers can be read
+    for free, on a CPU, a call with NaN or infinity is repeated step by step: it would spread to earlier steps
+    of its chunk, since the zeros above the diagonal of A meet it. So would f = -inf, a closed gate, after
+    which differences of F are NaN.
     """
+    h, last = _in_chunks(q, k, v, i, f, state, signed)
+    # a bad k, v or gate stays in the memory
+    if not signed and can_look(h) and not bool(last.C.detach().sum().isfinite()):
+        return mlstm_reference(q, k, v, i, f, state)
+    return h, last
+
+
+def _in_chunks(
+    q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, state: MLSTMCell | None, signed: bool
+) -> tuple[Tensor, MLSTMCell]:
     dtype = torch.promote_types(q.dtype, torch.float32)
     q, k, v, i, f = (x.to(dtype) for x in (q, k, v, i, f))
     if q.shape[1] == 0:

@@ -3,6 +3,7 @@
 from torch import Tensor
 
 from statetrack.errors import UserError
+from statetrack.ops import checks
 from statetrack.ops.backends import no_triton, pick_backend
 
 BACKENDS = {
@@ -23,6 +24,7 @@ def pack(
     Padding at the end forms further sequences of at most w steps. A sequence that does not fit is cut, and
     its answer is `ignore`. Nothing is read on the host.
     """
+    checks.require_tensors("pack", inputs=inputs, targets=targets)
     if inputs.ndim != 2 or inputs.shape != targets.shape or inputs.numel() == 0:
         raise UserError(
             f"pack: inputs have shape {tuple(inputs.shape)} and targets {tuple(targets.shape)}, expected the "

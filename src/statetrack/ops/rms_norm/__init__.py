@@ -47,7 +47,9 @@ def add_rms_norm(
     Shapes: x, y and both results (..., n), weight (n,). The second result is in `out_dtype`, that of s when
     None. The gradients of both results are added in one pass.
     """
+    checks.require_tensors("add_rms_norm", x=x)
     if y is not None:
+        checks.check_tensors("add_rms_norm", y=y)
         checks.check_shape("add_rms_norm", "y", y, tuple(x.shape), "the shape of x")
         checks.check_floating("add_rms_norm", x.device, y=y)
     return _run("add_rms_norm", x, y, weight, eps, out_dtype, backend)
@@ -62,6 +64,7 @@ def _run(
     out_dtype: torch.dtype | None,
     backend: str,
 ) -> tuple[Tensor, Tensor]:
+    checks.require_tensors(op, x=x, weight=weight)
     checks.check_floating(op, x.device, x=x, weight=weight)
     checks.check_shape(op, "weight", weight, tuple(x.shape[-1:]), "the last axis of x")
     if out_dtype is None:

@@ -98,6 +98,7 @@ def selective_scan(
         tensor([[[-1.,  1., -1.,  1.]]])
     """
     checks.check_eigenvalues("selective_scan", eigenvalues)
+    checks.check_flags("selective_scan", delta_softplus=delta_softplus)
     inputs = ScanInputs(u, delta, A, B, C, D, z, delta_bias, initial_state, cu_seqlens)
     options = ScanOptions(delta_softplus, eigenvalues, max_seqlen)
     run = choose_once(_choices, backend, inputs, lambda: _choose(backend, inputs))
@@ -120,7 +121,8 @@ def _check(inputs: ScanInputs) -> None:
     """Refuse wrong shapes, dtypes and devices."""
     u, delta, A, B, C, D, z, delta_bias, initial_state, cu_seqlens = inputs
     op, order = "selective_scan", "Channels come before time here, as in mamba-ssm."
-    checks.check_tensors(op, **{name: x for name, x in inputs._asdict().items() if name != "cu_seqlens"})
+    checks.require_tensors(op, u=u, delta=delta, A=A, B=B, C=C)
+    checks.check_tensors(op, D=D, z=z, delta_bias=delta_bias, initial_state=initial_state)
     if u.ndim != 3 or A.ndim != 2:
         raise UserError(
             f"{op}: u has shape {tuple(u.shape)} and A {tuple(A.shape)}, expected (batch, channels, time) "

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from statetrack.ops.autograd import first_derivative_only, needs_gradient
+from statetrack.ops.autograd import first_derivative_only, needs_gradient, without_autocast
 from statetrack.ops.custom_ops import register_op, without_dispatcher
 from statetrack.ops.selective_scan.arguments import ScanInputs, ScanOptions
 from statetrack.ops.selective_scan.blocked_scan import BlockedScan, block_size
@@ -98,7 +98,7 @@ def _backward(
     """The gradients of `NAMES`; an empty tensor for what is not needed."""
     names = {name for name, is_needed in zip(NAMES, needed, strict=True) if is_needed}
     saved = u, delta, A, B, C, D, z, delta_bias, checkpoints
-    with torch.autocast(dout.device.type, enabled=False):
+    with without_autocast(dout.device):
         gradients = _gradients(names, dout, dlast_state, *saved, delta_softplus, signed)
     return [gradients[name] if name in names else dout.new_empty(0) for name in NAMES]
 

@@ -61,6 +61,8 @@ def short_convolution(
         tensor([ 1., 12., 23.])
     """
     op = "short_convolution"
+    checks.require_tensors(op, x=x, weight=weight)
+    checks.check_tensors(op, bias=bias, initial_state=initial_state)
     if x.ndim != 3 or weight.ndim != 2:
         raise UserError(
             f"{op}: x has shape {tuple(x.shape)} and weight {tuple(weight.shape)}, expected (batch, time, "
@@ -109,6 +111,7 @@ def convolved_split(
     over x and one over its gradient for all parts together.
     """
     op, n = "convolved_split", len(widths) - 1
+    checks.require_tensors(op, x=x)
     checks.check_floating(op, x.device, x=x, **{f"weights[{i}]": w for i, w in enumerate(weights)})
     checks.check_floating(op, x.device, **{f"biases[{i}]": b for i, b in enumerate(biases)})
     if x.ndim != 3 or n < 1 or min(widths) < 1 or sum(widths) > x.shape[-1]:

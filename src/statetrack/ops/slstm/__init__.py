@@ -58,7 +58,7 @@ def slstm(
     (torch.Size([2, 16, 4, 32]), torch.Size([2, 4, 32]))
     """
     op = "slstm"
-    checks.check_tensors(op, x=x, R=R)
+    checks.require_tensors(op, x=x, R=R)
     if x.ndim != 5 or x.shape[3] != 4:
         raise UserError(f"{op}: x has shape {tuple(x.shape)}, expected (batch, time, heads, 4 gates, width).")
     H, D = x.shape[2], x.shape[4]

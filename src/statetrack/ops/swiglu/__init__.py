@@ -35,6 +35,7 @@ def swiglu_product(x: Tensor, weight: Tensor, *, backend: str = "auto") -> Tenso
     """
     op = "swiglu_product"
     _check(op, x)
+    checks.require_tensors(op, weight=weight)
     checks.check_floating(op, x.device, weight=weight)
     if weight.ndim != 2 or 2 * weight.shape[1] != x.shape[-1]:
         raise UserError(
@@ -46,6 +47,7 @@ def swiglu_product(x: Tensor, weight: Tensor, *, backend: str = "auto") -> Tenso
 
 
 def _check(op: str, x: Tensor) -> None:
+    checks.require_tensors(op, x=x)
     checks.check_floating(op, x.device, x=x)
     if x.shape[-1] % 2:
         raise UserError(

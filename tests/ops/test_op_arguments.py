@@ -1,0 +1,83 @@
+"""What is no tensor, no number or no flag is refused by the name of the argument, in every op."""
+
+import inspect
+
+import pytest
+import torch
+
+from statetrack.errors import UserError
+from statetrack.ops.automaton_run import run_automaton
+from statetrack.ops.bracket_expressions import bracket_expressions
+from statetrack.ops.cross_entropy import cross_entropy
+from statetrack.ops.delta_rule import delta_rule
+from statetrack.ops.embedding import embedding
+from statetrack.ops.gated_linear_attention import gated_linear_attention
+from statetrack.ops.generalised_delta_rule import generalised_delta_rule
+from statetrack.ops.linear_cross_entropy import linear_cross_entropy
+from statetrack.ops.mlstm import mlstm
+from statetrack.ops.pack import pack
+from statetrack.ops.rms_norm import add_rms_norm, rms_norm
+from statetrack.ops.selective_scan import selective_scan
+from statetrack.ops.short_convolution import convolved_split, short_convolution
+from statetrack.ops.slstm import slstm
+from statetrack.ops.swiglu import swiglu, swiglu_product
+
+ROWS, GATE, WHOLE = torch.zeros(1, 4, 2, 3), torch.zeros(1, 4, 2), torch.zeros(2, 4, dtype=torch.long)
+CASES = [
+    (delta_rule, [ROWS, ROWS, ROWS, GATE]),
+    (gated_linear_attention, [ROWS, ROWS, ROWS, GATE]),
+    (generalised_delta_rule, [ROWS] * 6),
+    (selective_scan, [torch.zeros(1, 2, 4)] * 2 + [torch.zeros(2, 3)] * 3),
+    (mlstm, [ROWS, ROWS, ROWS, GATE, GATE]),
+    (slstm, [torch.zeros(1, 4, 2, 4, 3), torch.zeros(2, 3, 12)]),
+    (short_convolution, [torch.zeros(1, 4, 2), torch.zeros(2, 3)]),
+    (convolved_split, [torch.zeros(1, 4, 3), [2, 1]]),
+    (cross_entropy, [torch.zeros(2, 4, 3), WHOLE]),
+    (linear_cross_entropy, [torch.zeros(2, 4, 3), torch.zeros(5, 3), WHOLE]),
+    (embedding, [WHOLE, torch.zeros(5, 3)]),
+    (rms_norm, [torch.zeros(2, 3), torch.ones(3)]),
+    (add_rms_norm, [torch.zeros(2, 3), torch.zeros(2, 3), torch.ones(3)]),
+    (swiglu, [torch.zeros(2, 4)]),
+    (swiglu_product, [torch.zeros(2, 4), torch.zeros(5, 2)]),
+    (pack, [WHOLE, WHOLE, -100, 8]),
+    (run_automaton, [WHOLE, WHOLE, 0]),
+    (bracket_expressions, [WHOLE[:, 0], WHOLE, WHOLE, WHOLE, 5]),
+]
+
+
+@pytest.mark.parametrize(("op", "given"), CASES, ids=[op.__name__ for op, _ in CASES])
+def test_what_is_no_tensor_is_refused_by_name(op, given):
+    op(*given)
+    names = list(inspect.signature(op).parameters)
+    places = [i for i, x in enumerate(given) if isinstance(x, torch.Tensor)]
+    assert places
+    for place in places:
+        for bad, kind in (([1.0], "list"), (1.5, "float"), ("x", "str"), (None, "NoneType")):
+            if (op, names[place], bad) in ((gated_linear_attention, "g", None), (add_rms_norm, "y", None)):
+                continue
+            with pytest.raises(UserError, match=f"{names[place]} is a {kind}, expected a tensor"):
+                op(*given[:place], bad, *given[place + 1 :])
+
+
+@pytest.mark.parametrize(
+    ("op", "options", "message"),
+    [
+        (
+            delta_rule,
+            {"use_qk_l2norm_in_kernel": "yes"},
+            "use_qk_l2norm_in_kernel is 'yes', expected True or",
+        ),
+        (delta_rule, {"beta_from_logits": "2"}, "beta_from_logits is '2', expected the largest beta"),
+        (delta_rule, {"g": [0.0]}, "g is a list"),
+        (delta_rule, {"initial_state": 0.0}, "initial_state is a float"),
+        (selective_scan, {"delta_softplus": [1.0]}, r"delta_softplus is \[1.0\], expected True or False"),
+        (selective_scan, {"D": 1.0}, "D is a float"),
+        (generalised_delta_rule, {"scale": "1"}, "scale is '1', expected a finite number"),
+        (gated_linear_attention, {"angle": 1.0}, "angle is a float"),
+        (short_convolution, {"bias": 1.0}, "bias is a float"),
+    ],
+)
+def test_options_of_another_kind_are_refused_by_name(op, options, message):
+    (given,) = [given for other, given in CASES if other is op]
+    with pytest.raises(UserError, match=message):
+        op(*given, **options)
