@@ -1,6 +1,7 @@
 """The delta rule with gates per channel, signs and rotations: backends against the loop, the loop against
 mathematics and against formulas of others."""
 
+import itertools
 import math
 
 import numpy as np
@@ -23,8 +24,6 @@ KINDS = {
     "angle, a per head": ("angle", 0, "a", 3),
     "angle, a per pair": ("angle", 0, "a", 4),
 }
-PER_HEAD = [kind for kind in KINDS if kind not in ("g per channel", "a per channel", "angle, a per pair")]
-PER_HEAD.remove("g and sign per channel")
 
 
 def gate_inputs(kind, B=2, T=7, H=2, K=6, V=5, n=1, seed=0, **options):
@@ -86,8 +85,8 @@ def test_packed_sequences_with_gates_match_the_loop(kind):
 
 
 @pytest.mark.parametrize(("T", "n"), [(1, 1), (70, 1), (33, 2)])
-@pytest.mark.parametrize("kind", PER_HEAD)
-def test_the_native_kernels_match_the_loop_on_folded_inputs(kind, T, n):
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_native_kernels_match_the_loop(kind, T, n):
     inputs = gate_inputs(kind, T=T, n=n, state=True)
     options = {"householders": n, "use_qk_l2norm_in_kernel": True}
     expected = results(inputs, "reference", **options)
@@ -179,8 +178,7 @@ def test_gradcheck_across_zero(kind, backend):
 @pytest.mark.parametrize(
     ("kind", "backend", "size"),
     [
-        *(("a per head", backend, size) for backend in ("chunked", "native") for size in (0.0, 1e-8, 1e-3)),
-        *(("a per channel", "chunked", size) for size in (0.0, 1e-8, 1e-3)),
+        *itertools.product(("a per head", "a per channel"), ("chunked", "native"), (0.0, 1e-8, 1e-3)),
         ("a per head", "triton", 1e-8),
         ("a per channel", "triton", 0.0),
     ],
@@ -245,20 +243,18 @@ def test_infinity_at_a_step_leaves_earlier_outputs_alone():
     torch.testing.assert_close(delta_rule(**inputs)[0][:, :40], clean[:, :40])
 
 
-@pytest.mark.parametrize(("kind", "taken"), [("a per head", "native"), ("a per channel", "chunked")])
-def test_on_a_cpu_auto_takes_the_fastest_backend_that_carries_the_gates(kind, taken, monkeypatch):
+@pytest.mark.parametrize("kind", KINDS)
+def test_on_a_cpu_auto_takes_the_native_kernels_for_every_kind_of_gate(kind, monkeypatch):
     monkeypatch.delenv("STATETRACK_BACKEND", raising=False)
     inputs = {name: x.float() for name, x in gate_inputs(kind, T=40).items()}
-    others = {"native", "chunked", "reference"} - {taken}
-    assert torch.equal(delta_rule(**inputs)[0], delta_rule(**inputs, backend=taken)[0])
-    for name in others - ({"native"} if kind == "a per channel" else set()):
+    assert torch.equal(delta_rule(**inputs)[0], delta_rule(**inputs, backend="native")[0])
+    for name in ("chunked", "reference"):
         assert not torch.equal(delta_rule(**inputs)[0], delta_rule(**inputs, backend=name)[0])
 
 
 @pytest.mark.parametrize(
     ("kind", "changes", "message"),
     [
-        ("a per channel", {"backend": "native"}, 'backend "native" cannot run this: gates per key channel'),
         ("a per head", {"g": torch.zeros(2, 7, 2)}, "either g, the logarithm of the gate, or a"),
         ("a per head", {"sign": torch.ones(2, 7, 2)}, "sign goes with g only"),
         (
@@ -307,7 +303,10 @@ def test_checked_mode_looks_at_gates():
 
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # by torch itself
-@pytest.mark.parametrize(("kind", "backend"), [("a per head", "native"), ("g per channel", "triton")])
+@pytest.mark.parametrize(
+    ("kind", "backend"),
+    [("a per head", "native"), ("angle, a per pair", "native"), ("g per channel", "triton")],
+)
 def test_gates_compile_without_a_break(kind, backend):
     inputs = {name: x.float() for name, x in gate_inputs(kind, B=1, T=17, H=1, K=4, V=4).items()}
 

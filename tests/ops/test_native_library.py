@@ -38,7 +38,8 @@ def results():
     scanned = [x.requires_grad_() for x in (u, delta, A, weights)]
     y = selective_scan(u, delta, A, weights, weights, eigenvalues="[-1,1]", backend="native")
     gated = [gated_linear_attention(q, k, v, a=a, backend="native")[0] for a in (beta - 1, k.sin())]
-    outputs = [o, y, *gated]
+    channels, _ = delta_rule(*inputs, a=v.cos(), use_qk_l2norm_in_kernel=True, backend="native")
+    outputs = [o, y, *gated, channels]
     gradients = torch.autograd.grad(sum(x.square().sum() for x in outputs), inputs + scanned)
     return [*(x.detach() for x in outputs), *gradients]
 

@@ -120,8 +120,13 @@ def gated_reference(
 def folded_native(
     q, k, v, beta, gate: Gate, initial_state, cu_seqlens, options
 ) -> tuple[Tensor, Tensor | None]:
-    """The native kernels on queries and keys with signs and angles folded in."""
+    """The native kernels: per channel on the gates as numbers, else with the signs folded into q and k.
+
+    Angles are folded in always.
+    """
     run = load("statetrack.ops.delta_rule.native:delta_rule_native")
+    if gate.per_channel:
+        return _turned(run, q, k, v, beta, gate, initial_state, cu_seqlens, options)
     return _folded(run, q, k, v, beta, gate, initial_state, cu_seqlens, options)
 
 
@@ -134,6 +139,21 @@ def folded_triton(
     else:
         run = load("statetrack.ops.delta_rule.triton.backend:delta_rule_triton")
     return _folded(run, q, k, v, beta, gate, initial_state, cu_seqlens, options)
+
+
+def _turned(
+    run: Callable, q, k, v, beta, gate: Gate, initial_state, cu_seqlens, options: DeltaRuleOptions
+) -> tuple[Tensor, Tensor]:
+    """A backend that takes gates per channel as numbers, with the angles folded into q and k."""
+    a = gate.values()
+    if gate.angle is None:
+        return run(q, k, v, beta, a, initial_state, cu_seqlens, options)
+    angles = Gate(None, None, None, gate.angle)
+    q, k, _, unfold = fold(
+        _at_least_float32(q), _at_least_float32(k), angles, cu_seqlens, options.householders
+    )
+    o, S = run(q, k, v, beta, both_of_pair(a), initial_state, cu_seqlens, options)
+    return o, unfold(S)
 
 
 def _folded(
@@ -193,7 +213,7 @@ def _per_step(x: Tensor, householders: int) -> Tensor:
 def native_refuses(gate: Gate, q: Tensor, v: Tensor, householders: int) -> str | None:
     """Why the native kernels cannot take these gates, or None."""
     if gate.per_channel:
-        return "gates per key channel are not offered there"
+        return load("statetrack.ops.delta_rule.native:refuses_channels")(q, v, householders)
     return load("statetrack.ops.delta_rule.native:refuses")(q, v)
 
 

@@ -1,8 +1,10 @@
 """The native CPU kernels: C++ sources, built when the package is installed (setup.py), loaded with ctypes.
 
-    library.cpp                    what Python calls; picks the instruction set and the threads
-    kernels.cpp                    compiled once per instruction set, from the headers
-    scan*.h, delta*.h, gated*.h    the recurrences; vector.h, product.h and rows.h, what they are made of
+    library.cpp                            what Python calls; picks the instruction set and the threads
+    kernels.cpp                            compiled once per instruction set, from the headers
+    scan*.h, delta*.h, gated*.h            the recurrences
+    channel*.h                             the delta rule with a gate per key channel
+    vector.h, product.h, rows.h, pairs.h   what they are made of
 
 No header of Python or PyTorch is needed: tensors come as addresses and strides, so one build serves every
 version of both. `library.py` loads it, or knows why it is not there.

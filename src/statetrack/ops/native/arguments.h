@@ -24,6 +24,8 @@ struct Scan {
     float* partial;                                                // buffer for sums: `Partial`
 };
 
+// With one gate per head (delta_*.h), g holds logarithms, (batch, time, heads); with one per key channel
+// (channel_*.h) the gates themselves, (batch, time, heads, K), and dg their gradients.
 struct Delta {
     int64_t sequences, T, H, K, V;
     int64_t householders, chunk;  // steps per token; tokens per chunk. T is the length of the row when packed
@@ -33,7 +35,7 @@ struct Delta {
     const int64_t* cu_seqlens;       // offsets of packed sequences, or null
     const float* initial_state;      // (sequences, H, K, V)
     float *out, *final_state;
-    float *states, *errors;  // saved: the state entering every chunk, padded, and v - S^T k of every step
+    float *states, *errors;  // saved: states entering chunks, padded, and v - S^T k of every step
     const float* dfinal_state;
     float *dq, *dk, *dv, *dbeta, *dg, *dinitial_state;
 };

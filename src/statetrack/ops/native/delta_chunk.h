@@ -19,8 +19,6 @@ namespace {
 constexpr float FLOOR = -40.0f;
 // e^88 is the largest power of e that float32 holds.
 constexpr float LARGEST = 88.0f;
-// Rows too long for a sum of squares in float32 are measured in this unit, 2^-67.
-constexpr float LONG = 0x1p-67f;
 
 // Where a sequence's tokens are and how it is cut: chunks of nearly equal length.
 struct Sequence {
@@ -105,12 +103,12 @@ struct Chunk {
         for (int64_t i = 0; i < tokens; i++) {
             copy_row(Q + i * K, at(d.q, where.batch, token + i, h), d.K, K);
             prefetch(at(d.q, where.batch, token + i + ahead, h), d.K);
-            scale_q[i] = normalise(Q + i * K, (float)d.scale);
+            scale_q[i] = normalise(Q + i * K, K, d.l2norm, (float)d.scale);
         }
         for (int64_t i = 0; i < rows; i++) {
             copy_row(keys + i * K, at(d.k, where.batch, step + i, h), d.K, K);
             prefetch(at(d.k, where.batch, step + i + ahead * d.householders, h), d.K);
-            scale_k[i] = normalise(keys + i * K, 1.0f);
+            scale_k[i] = normalise(keys + i * K, K, d.l2norm, 1.0f);
             b[i] = *at(d.beta, where.batch, step + i, h);
         }
         const int64_t columns = round_up(rows, W);
@@ -136,28 +134,6 @@ struct Chunk {
     }
 
    private:
-    // x / sqrt(|x|^2 + 1e-6) times a factor where rows are normalised; returns the scale without the factor.
-    float normalise(float* x, float factor) const {
-        float scale = 1.0f;
-        if (d.l2norm) {
-            vec squares = (vec){};
-            for (int64_t i = 0; i < K; i += W) squares += load(x + i) * load(x + i);
-            scale = 1.0f / __builtin_sqrtf(sum(squares) + 1e-6f);
-            if (__builtin_expect(scale == 0.0f, 0)) scale = long_scale(x);
-        }
-        const float both = scale * factor;
-        if (both != 1.0f)
-            for (int64_t i = 0; i < K; i += W) store(x + i, both * load(x + i));
-        return scale;
-    }
-
-    // 1 / |x| where |x|^2 overflows.
-    __attribute__((noinline, cold)) float long_scale(const float* x) const {
-        vec squares = (vec){};
-        for (int64_t i = 0; i < K; i += W) squares += (LONG * load(x + i)) * (LONG * load(x + i));
-        return LONG / __builtin_sqrtf(sum(squares));
-    }
-
     void read_gate() {
         float total = 0.0f;
         for (int64_t i = 0; i < tokens; i++) {

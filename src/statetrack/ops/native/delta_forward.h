@@ -10,17 +10,6 @@
 
 namespace {
 
-// O = A U with no product of the zeros above the diagonal of A: times NaN they would make earlier rows NaN.
-__attribute__((noinline, cold)) void causal_product(const Chunk& c, const float* U, float* O) {
-    for (int64_t i = 0; i < c.tokens; i++)
-        for (int64_t v = 0; v < c.V; v += W) {
-            vec row = (vec){};
-            for (int64_t j = 0; j < (i + 1) * c.d.householders; j++)
-                row += c.A[i * c.max_rows + j] * load(U + j * c.V + v);
-            store(O + i * c.V + v, row);
-        }
-}
-
 void delta_forward_item(void* context, int64_t item) {
     const Delta& d = *(const Delta*)context;
     const int64_t s = item / d.H, h = item % d.H, own = s * d.H + h;
@@ -45,7 +34,8 @@ void delta_forward_item(void* context, int64_t item) {
         product(c.tokens, V, c.rows, rows_of(c.A, c.max_rows), U, V, O, V, 1.0f, false,
                 d.householders == 1 ? FACTOR_LOWER : FULL);
         // the last token sees every row of U: where one is bad, so is its output
-        if (!all_finite(O + (c.tokens - 1) * V, V)) causal_product(c, U, O);
+        if (!all_finite(O + (c.tokens - 1) * V, V))
+            causal_product(c.tokens, d.householders, rows_of(c.A, c.max_rows), U, V, O);
         if (entered) product(c.tokens, V, d.K, rows_of(c.q_in, K), S, V, O, V, 1.0f, true);
         scale_all(S, K * V, c.end());
         product(d.K, V, c.rows, transposed(rows_of(c.k_out, K)), U, V, S, V, 1.0f, true);

@@ -184,7 +184,7 @@ void repeat_states(const GatedBackward& w, const float* saved, int64_t first, in
 void gated_backward_item(void* context, int64_t item) {
     const Gated& d = *(const Gated*)context;
     const int64_t s = item / d.H, h = item % d.H, own = (s * d.H + h) * d.K * d.V;
-    const Stretch where(d, s);
+    const Stretch where(d, d.group, s);
     GatedChunk c(d, where, h);
     const int64_t K = c.K, V = c.V, T = c.steps;
     Arena take{scratch(c.floats() + (1 + d.group) * K * V + 4 * T * V + T * T + 6 * T * K + K + T)};

@@ -8,33 +8,12 @@
 // Widths are padded with zeros to multiples of 16, and so are steps where they become columns.
 #pragma once
 
+#include "pairs.h"
 #include "product.h"
 #include "rows.h"
 #include "threads.h"
 
 namespace {
-
-// Steps of a chunk with a gate per channel, whose A takes every pair of steps by itself.
-constexpr int64_t MAX_PAIRED = 16;
-
-// Where a sequence's tokens are, and which of the saved states are its own.
-struct Stretch {
-    int64_t batch, start, length, chunks, first_saved;
-
-    static int64_t count(int64_t length, int64_t each) { return (length + each - 1) / each; }
-
-    Stretch(const Gated& d, int64_t s) {
-        const int64_t* offsets = d.cu_seqlens;
-        batch = offsets ? 0 : s;
-        start = offsets ? offsets[s] : 0;
-        length = offsets ? offsets[s + 1] - start : d.T;
-        chunks = count(length, d.chunk);
-        const int64_t between = d.chunk * d.group;  // tokens from one saved state to the next
-        first_saved = offsets ? 0 : s * count(length, between);
-        for (int64_t i = 0; offsets && i < s; i++)
-            first_saved += count(offsets[i + 1] - offsets[i], between);
-    }
-};
 
 struct GatedChunk {
     const Gated& d;
@@ -178,12 +157,6 @@ struct GatedChunk {
         for (int64_t j = 0; j < columns; j += W) store(out + j, load(decay + (tokens - 1) * steps + j));
     }
 };
-
-// S (K, V), row i times factors[i].
-INLINE void scale_rows(float* S, const float* factors, int64_t K, int64_t V) {
-    for (int64_t i = 0; i < K; i++)
-        for (int64_t j = 0; j < V; j += W) store(S + i * V + j, factors[i] * load(S + i * V + j));
-}
 
 // S <- P_C o S + k_out^T V, after `read_keys`; without the first term where no state entered.
 INLINE void advance_state(const GatedChunk& c, float* S, bool entered) {

@@ -10,20 +10,10 @@
 
 namespace {
 
-// O = A V with no product of the zeros above the diagonal of A: times NaN they would make earlier rows NaN.
-__attribute__((noinline, cold)) void causal_product(const GatedChunk& c, float* O) {
-    for (int64_t t = 0; t < c.tokens; t++)
-        for (int64_t j = 0; j < c.V; j += W) {
-            vec row = (vec){};
-            for (int64_t s = 0; s <= t; s++) row += c.A[t * c.steps + s] * load(c.values + s * c.V + j);
-            store(O + t * c.V + j, row);
-        }
-}
-
 void gated_forward_item(void* context, int64_t item) {
     const Gated& d = *(const Gated*)context;
     const int64_t s = item / d.H, h = item % d.H, own = (s * d.H + h) * d.K * d.V;
-    const Stretch where(d, s);
+    const Stretch where(d, d.group, s);
     GatedChunk c(d, where, h);
     const int64_t K = c.K, V = c.V;
     Arena take{scratch(c.floats() + K * V + c.steps * V)};
@@ -39,7 +29,8 @@ void gated_forward_item(void* context, int64_t item) {
                    K * V * sizeof(float));
         product(c.tokens, V, c.tokens, rows_of(c.A, c.steps), c.values, V, O, V, 1.0f, false, FACTOR_LOWER);
         // the last token sees every row of V: where one is bad, so is its output
-        if (!all_finite(O + (c.tokens - 1) * V, V)) causal_product(c, O);
+        if (!all_finite(O + (c.tokens - 1) * V, V))
+            causal_product(c.tokens, 1, rows_of(c.A, c.steps), c.values, V, O);
         if (entered) product(c.tokens, V, d.K, rows_of(c.q_in, K), S, V, O, V, 1.0f, true);
         advance_state(c, S, entered);
         const int64_t first = where.batch * d.T + c.token;

@@ -1,4 +1,6 @@
 // Compiled once per instruction set; SET is its name.
+#include "channel_backward.h"
+#include "channel_forward.h"
 #include "delta_backward.h"
 #include "delta_forward.h"
 #include "gated_backward.h"
@@ -28,6 +30,14 @@ void NAMED(delta_forward, SET)(const Delta* d) {
 
 void NAMED(delta_backward, SET)(const Delta* d) {
     run_items(delta_backward_item, (void*)d, d->sequences * d->H, d->threads);
+}
+
+void NAMED(channel_forward, SET)(const Delta* d) {
+    run_items(channel_forward_item, (void*)d, d->sequences * d->H, d->threads);
+}
+
+void NAMED(channel_backward, SET)(const Delta* d) {
+    run_items(channel_backward_item, (void*)d, d->sequences * d->H, d->threads);
 }
 
 void NAMED(gated_forward, SET)(const Gated* d) {

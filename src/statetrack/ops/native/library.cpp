@@ -84,6 +84,8 @@ float* scratch(size_t numbers) {
     void scan_backward_##set(const Scan*);  \
     void delta_forward_##set(const Delta*); \
     void delta_backward_##set(const Delta*); \
+    void channel_forward_##set(const Delta*); \
+    void channel_backward_##set(const Delta*); \
     void gated_forward_##set(const Gated*); \
     void gated_backward_##set(const Gated*); \
     }
@@ -102,13 +104,15 @@ struct Kernels {
     void (*scan_backward)(const Scan*);
     void (*delta_forward)(const Delta*);
     void (*delta_backward)(const Delta*);
+    void (*channel_forward)(const Delta*);
+    void (*channel_backward)(const Delta*);
     void (*gated_forward)(const Gated*);
     void (*gated_backward)(const Gated*);
 };
 
 #define ROW(set)                                                                                      \
     {#set, scan_forward_##set, scan_backward_##set, delta_forward_##set, delta_backward_##set,        \
-     gated_forward_##set, gated_backward_##set}
+     channel_forward_##set, channel_backward_##set, gated_forward_##set, gated_backward_##set}
 
 const Kernels all_kernels[] = {
 #ifdef HAS_AVX
@@ -162,6 +166,8 @@ void statetrack_scan_forward(const Scan* arguments) { chosen->scan_forward(argum
 void statetrack_scan_backward(const Scan* arguments) { chosen->scan_backward(arguments); }
 void statetrack_delta_forward(const Delta* arguments) { chosen->delta_forward(arguments); }
 void statetrack_delta_backward(const Delta* arguments) { chosen->delta_backward(arguments); }
+void statetrack_channel_forward(const Delta* arguments) { chosen->channel_forward(arguments); }
+void statetrack_channel_backward(const Delta* arguments) { chosen->channel_backward(arguments); }
 void statetrack_gated_forward(const Gated* arguments) { chosen->gated_forward(arguments); }
 void statetrack_gated_backward(const Gated* arguments) { chosen->gated_backward(arguments); }
 }

@@ -73,6 +73,19 @@ void product(int64_t M, int64_t N, int64_t P, Matrix A, const float* B, int64_t 
     }
 }
 
+// out = A B, whose row i sees the first (i + 1) * each rows of B, with no product of the zeros beyond them:
+// times NaN they would make earlier rows NaN.
+__attribute__((noinline, cold)) void causal_product(int64_t rows, int64_t each, Matrix A, const float* B,
+                                                    int64_t width, float* out) {
+    for (int64_t i = 0; i < rows; i++)
+        for (int64_t c = 0; c < width; c += W) {
+            vec row = (vec){};
+            for (int64_t j = 0; j < (i + 1) * each; j++)
+                row += A.data[i * A.row + j * A.column] * load(B + j * width + c);
+            store(out + i * width + c, row);
+        }
+}
+
 // Solve X + P diag(b) X = R in place, X over R, and give Y = diag(b) X. P (rows, rows) is strictly lower
 // (first row first), or seen through `transposed` strictly upper (last row first).
 void solve(int64_t rows, int64_t width, Matrix P, bool upper, const float* b, float* X, float* Y) {
