@@ -1,8 +1,8 @@
 """Train a tracker of swaps with both forms of beta, and measure how far beyond length 32 it stays right.
 
-One layer of DeltaNet, `--recipe long`, 1,000 steps of batch 64; only beta and the precision of the layers
-differ. Printed is the accuracy at the last position of 128 sequences of each length. Finished runs are kept
-in results/ and not repeated.
+One layer of DeltaNet, `--recipe long --initial-states empty`, 1,000 steps of batch 64; only beta and the
+precision of the layers differ. Printed is the accuracy at the last position of 128 sequences of each length.
+Finished runs are kept in results/ and not repeated.
 
     python examples/hard_beta.py                  all eight runs
     python examples/hard_beta.py hard float32 0   beta, precision and seed of one run
@@ -37,6 +37,7 @@ for beta, precision, seed in RUNS:
         "s5-swaps",
         "deltanet-no-conv",
         recipe="long",
+        initial_states="empty",
         beta=beta,
         precision=precision,
         seed=seed,

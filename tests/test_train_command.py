@@ -87,12 +87,16 @@ def test_a_recipe_changes_defaults_and_flags_change_the_recipe(capsys):
         "warmup": 0.02,
         "weight_decay": 0.0,
         "eps": 1e-6,
+        "initial_states": "carried-right",
+        "carried_batches": 64,
     }
     own = spec("--recipe", "long", "--lr", "0.5", "--beta", "sigmoid")
     assert own["training"] == long["training"] | {"lr": 0.5}
     assert own["model"] == plain["model"]
     mamba = read_arguments(["--recipe", "long", "--mixer", "mamba", "--steps", "4", "--batch", "4"])[1]
-    assert mamba.to_dict()["training"] == long["training"]
+    assert mamba.to_dict()["training"] == long["training"] | {
+        name: plain["training"][name] for name in ("initial_states", "carried_batches")
+    }
     with pytest.raises(UserError, match="recipe 'short' is not known"):
         read_arguments(["--recipe", "short"])
 

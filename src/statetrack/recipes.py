@@ -2,29 +2,37 @@
 
 long    For trackers that are to stay right far beyond the training length: betas that reach their bounds, so
         that reflections can be exact; a large rate that decays to zero, without weight decay; an eps of AdamW
-        above the gradients that rounding leaves once a task is learned. docs/length.md has the measurements.
+        above the gradients that rounding leaves once a task is learned. DeltaNets on group word problems
+        also go on with a sequence from batch to batch while their answers are right. docs/length.md has the
+        measurements.
 """
 
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from statetrack.errors import unknown_name
-from statetrack.layers import ModelConfig
+from statetrack.layers import DeltaNetConfig, ModelConfig
 from statetrack.spec import TrainingConfig
+from statetrack.tasks import Task, WordProblem
 
 __all__ = ["RECIPES", "Recipe", "recipe"]
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Fields of the training part of a spec, and of every mixer that has them."""
+    """Fields of the training part of a spec, and of every mixer that has them.
+
+    `carrying` holds more of the training part, for the models and tasks that can carry states.
+    """
 
     training: dict[str, Any]
     mixer: dict[str, Any] = field(default_factory=dict)
+    carrying: dict[str, Any] = field(default_factory=dict)
 
-    def train(self, training: TrainingConfig) -> TrainingConfig:
+    def train(self, training: TrainingConfig, task: Task, model: ModelConfig) -> TrainingConfig:
         """The training part with the recipe's values; steps, batch and lengths stay."""
-        return replace(training, **self.training)
+        more = self.carrying if _can_carry(task, model) else {}
+        return replace(training, **self.training | more)
 
     def build(self, model: ModelConfig) -> ModelConfig:
         """The model with the recipe's options in each of its mixers that has them."""
@@ -35,9 +43,19 @@ class Recipe:
         return replace(model, mixer=mixers[0], mixers=mixers if model.mixers else ())
 
 
+def _can_carry(task: Task, model: ModelConfig) -> bool:
+    """Whether `initial_states` "carried" is for this task and this model."""
+    mixers = model.mixers or (model.mixer,)
+    return (
+        isinstance(task, WordProblem)
+        and task.tokens_per_element == 1
+        and all(isinstance(mixer, DeltaNetConfig) for mixer in mixers)
+    )
+
+
 RECIPES = {
     "long": Recipe(
-        {
+        training={
             "lr": 2e-3,
             "schedule": "cosine",
             "warmup": 0.02,
@@ -45,7 +63,8 @@ RECIPES = {
             "weight_decay": 0.0,
             "eps": 1e-6,
         },
-        {"beta": "hard"},
+        mixer={"beta": "hard"},
+        carrying={"initial_states": "carried-right", "carried_batches": 64},
     )
 }
 

@@ -68,10 +68,7 @@ def train(
     """
     chosen = tasks.task(task, alphabet) if isinstance(task, str) else task
     of_task = _taken(options, chosen)
-    training = TrainingConfig()
-    if recipe is not None:
-        training = recipes.recipe(recipe).train(training)
-    training = replace(training, **_taken(options, TrainingConfig))
+    of_training = _taken(options, TrainingConfig)
     evaluation = EvaluationConfig(**_taken(options, EvaluationConfig))
     if isinstance(mixer, str):
         model = _model(mixer, chosen, options, recipe)
@@ -79,7 +76,10 @@ def train(
         raise unknown_option("train", next(iter(options)), _names(TrainingConfig, EvaluationConfig, chosen))
     else:
         model = mixer if recipe is None else recipes.recipe(recipe).build(mixer)
-    spec = RunSpec(replace(chosen, **of_task), model, training, evaluation, seed).resolved()
+    chosen, training = replace(chosen, **of_task), TrainingConfig()
+    if recipe is not None:
+        training = recipes.recipe(recipe).train(training, chosen, model)
+    spec = RunSpec(chosen, model, replace(training, **of_training), evaluation, seed).resolved()
     folder = RESULTS / spec.id if out is None else Path(out)
     how = Options(device, progress=print_row) if verbose else Options(device, say=lambda text: None)
     done = run(spec, folder, how)

@@ -115,7 +115,7 @@ def read_arguments(arguments: Sequence[str]) -> "tuple[TrainOptions, RunSpec]":
     model, training = model_config(mixer_name), TrainingConfig()
     if recipe_name is not None:
         chosen = recipe(recipe_name)
-        model, training = chosen.build(model), chosen.train(training)
+        model, training = chosen.build(model), chosen.train(training, chosen_task, model)
     parts = {"task": chosen_task, **model_parts(model), "training": training}
     parts |= {"evaluation": EvaluationConfig(), "options": TrainOptions()}
     description = (

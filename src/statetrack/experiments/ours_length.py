@@ -50,6 +50,7 @@ class Setting:
 
 
 _LONG = recipe("long")
+_RECIPE = {**_LONG.training, **_LONG.carrying}
 BASE, RECIPE = "base", "recipe long"
 SETTINGS = {
     BASE: Setting(),
@@ -58,11 +59,14 @@ SETTINGS = {
     "decaying rate": Setting({"schedule": "cosine", "warmup": 0.02, "weight_decay": 0.0}),
     "centred gradient": Setting({"centred_gradient": True}),
     "z-loss": Setting({"z_loss": 1e-4}),
+    "label smoothing": Setting({"label_smoothing": 0.1}),
     "noisy states": Setting({"initial_states": "noise"}),
     "carried states": Setting({"initial_states": "carried"}),
+    "carried while right": Setting(_LONG.carrying),
     "selection by horizon": Setting({"select": "horizon"}),
-    RECIPE: Setting(_LONG.training, _LONG.mixer),
-    f"{RECIPE}, carried states": Setting(_LONG.training | {"initial_states": "carried"}, _LONG.mixer),
+    RECIPE: Setting(_RECIPE, _LONG.mixer),
+    f"{RECIPE}, empty states": Setting(_LONG.training, _LONG.mixer),
+    f"{RECIPE}, sigmoid beta": Setting(_RECIPE),
 }
 # The protocol's constant rate and weight decay, at ten times its rate and a sixth of its steps. Full S5 is
 # not learned that way at all, so there the base has a rate that decays.
@@ -103,7 +107,7 @@ def _spec(panel: str, model: NamedModel, setting: Setting, training: TrainingCon
 
 
 def runs(scale: Scale, seeds: int | None = None) -> list[LabelledRun]:
-    """Eleven settings of four problems, one fewer of full S5; at paper scale with 3 seeds each: 129 runs."""
+    """Fourteen settings of four problems, one fewer of full S5; at paper scale with 3 seeds each: 165 runs."""
     check_scale(scale)
     found = []
     for panel, model in MODELS.items():
