@@ -62,6 +62,12 @@ SPECS = {
         replace(TRAINING, initial_states="carried", lr=2e-4),
         EVALUATION,
     ),
+    "carried while right": RunSpec(
+        task("s5-swaps"),
+        model_config("deltanet", beta="hard"),
+        replace(TRAINING, initial_states="carried-right", label_smoothing=0.1, lr=2e-4),
+        EVALUATION,
+    ),
 }
 
 
