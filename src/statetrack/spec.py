@@ -217,7 +217,7 @@ def _check_length_options(spec: RunSpec) -> None:
     if t.initial_states.startswith("carried") and not (plain and low == high and not t.train_samples):
         raise UserError(
             f'training: initial_states is "{t.initial_states}", expected a group word problem with one token '
-            "per element, one training length and fresh sequences (train_samples 0); else use \"empty\"."
+            'per element, one training length and fresh sequences (train_samples 0); else use "empty".'
         )
 
 

@@ -107,7 +107,7 @@ def _spec(panel: str, model: NamedModel, setting: Setting, training: TrainingCon
 
 
 def runs(scale: Scale, seeds: int | None = None) -> list[LabelledRun]:
-    """Fourteen settings of four problems, one fewer of full S5; at paper scale with 3 seeds each: 165 runs."""
+    """Fourteen settings of four problems, one fewer of full S5; at paper scale 3 seeds each: 165 runs."""
     check_scale(scale)
     found = []
     for panel, model in MODELS.items():
