@@ -215,3 +215,52 @@ def test_options_without_a_counterpart_name_the_way_round():
         mamba_ssm.selective_state_update(
             torch.zeros(2, 4, 3), u[..., 0], delta[..., 0], A, B[..., :2].mT, C[..., :2].mT
         )
+
+
+@pytest.mark.parametrize("eigenvalues", ["[0,1]", "[-1,1]"])
+@pytest.mark.parametrize("wide_D", [False, True])
+def test_the_scan_of_mamba2_is_its_recurrence(eigenvalues, wide_D):
+    torch.manual_seed(0)
+    (B, T, H, P, G, N) = 2, 70, 4, 3, 2, 5
+    x, z, state = torch.randn(B, T, H, P), torch.randn(B, T, H, P), torch.randn(B, H, P, N)
+    dt, bias, A = torch.randn(B, T, H), torch.randn(H), -torch.rand(H)
+    D = torch.randn(H, P) if wide_D else torch.randn(H)
+    keys, queries = torch.randn(2, B, T, G, N).unbind()
+    sequence = torch.tensor([[0] * 20 + [1] * 50, [3] * 70])
+    steps = torch.nn.functional.softplus((dt + bias).double()).clamp(0.1, 1.5)
+    S, expected = state.double(), []
+    for t in range(T):
+        a = torch.exp(steps[:, t] * A)
+        a = a if eigenvalues == "[0,1]" else 2 * a - 1
+        if t > 0:
+            a = a * (sequence[:, t] == sequence[:, t - 1])[:, None]
+        B_t, C_t = (y[:, t, [0, 0, 1, 1]].double() for y in (keys, queries))
+        S = a[..., None, None] * S + (steps[:, t, :, None] * x[:, t])[..., None] * B_t[:, :, None]
+        y = (S * C_t[:, :, None]).sum(-1) + (D if wide_D else D[:, None]) * x[:, t]
+        expected.append(y * torch.nn.functional.silu(z[:, t]))
+    y, last = mamba_ssm.mamba_chunk_scan_combined(
+        x,
+        dt,
+        A,
+        keys,
+        queries,
+        64,
+        D,
+        z,
+        bias,
+        state,
+        sequence,
+        None,
+        True,
+        (0.1, 1.5),
+        True,
+        eigenvalues=eigenvalues,
+    )
+    torch.testing.assert_close(y.double(), torch.stack(expected, 1), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(last.double(), S, rtol=1e-4, atol=1e-4)
+    alone = mamba_ssm.mamba_chunk_scan_combined(x, dt.exp(), A, keys, queries, 64)
+    assert alone.shape == x.shape
+    with pytest.raises(UserError, match="gated_linear_attention"):
+        mamba_ssm.mamba_chunk_scan_combined(x, dt, A, keys, queries, 64, return_varlen_states=True)
+    with pytest.raises(UserError, match="expected a divisor of the heads"):
+        mamba_ssm.mamba_chunk_scan_combined(x, dt, A, keys[:, :, [0, 1, 1]], queries[:, :, [0, 1, 1]], 64)

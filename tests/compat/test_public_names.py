@@ -31,7 +31,8 @@ def test_help_shows_equation_shapes_and_an_example(name):
 
 EXAMPLES = [getattr(statetrack, name) for name in (*LAYERS, "build")]
 EXAMPLES += [fla.chunk_delta_rule, fla.chunk_gated_delta_rule, fla.chunk_gla, fla.chunk_kda]
-EXAMPLES += [mamba_ssm.selective_scan_fn]
+EXAMPLES += [fla.chunk_linear_attn, fla.chunk_hgrn, fla.chunk_dplr_delta_rule]
+EXAMPLES += [mamba_ssm.selective_scan_fn, mamba_ssm.mamba_chunk_scan_combined]
 
 
 @pytest.mark.parametrize("value", EXAMPLES, ids=lambda value: value.__name__)

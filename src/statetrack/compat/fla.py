@@ -1,4 +1,4 @@
-"""Delta rules and gated linear attention of flash-linear-attention (fla 0.6.0) on the ops of this library.
+"""Delta rules and linear attention of flash-linear-attention (fla 0.6.0) on the ops of this library.
 
     from fla.ops.delta_rule import chunk_delta_rule                 # before
     from statetrack.compat.fla import chunk_delta_rule              # after
@@ -24,30 +24,80 @@ from statetrack.compat.fla_arguments import (
     refuse_context,
     refuse_value_gates,
 )
+from statetrack.compat.fla_fixed_decay import (
+    chunk_hgrn,
+    chunk_lightning_attn,
+    chunk_linear_attn,
+    chunk_retention,
+    fused_chunk_linear_attn,
+    fused_chunk_retention,
+    fused_recurrent_hgrn,
+    fused_recurrent_lightning_attn,
+    fused_recurrent_linear_attn,
+    fused_recurrent_retention,
+    parallel_retention,
+)
+from statetrack.compat.fla_generalised import (
+    chunk_dplr_delta_rule,
+    chunk_gdn2,
+    chunk_iplr_delta_rule,
+    chunk_rwkv7,
+    fused_mul_recurrent_rwkv7,
+    fused_recurrent_dplr_delta_rule,
+    fused_recurrent_gdn2,
+    fused_recurrent_iplr_delta_rule,
+    fused_recurrent_rwkv7,
+)
 from statetrack.compat.fla_kda import chunk_kda, fused_recurrent_kda
 from statetrack.compat.fla_linear_attention import (
     chunk_gla,
     chunk_simple_gla,
+    fused_chunk_simple_gla,
     fused_recurrent_gla,
     fused_recurrent_simple_gla,
+    parallel_simple_gla,
 )
 from statetrack.errors import UserError
 from statetrack.ops.delta_rule import delta_rule
 
 __all__ = [
     "chunk_delta_rule",
+    "chunk_dplr_delta_rule",
     "chunk_gated_delta_product",
     "chunk_gated_delta_rule",
     "chunk_gdn",
+    "chunk_gdn2",
     "chunk_gla",
+    "chunk_hgrn",
+    "chunk_iplr_delta_rule",
     "chunk_kda",
+    "chunk_lightning_attn",
+    "chunk_linear_attn",
+    "chunk_retention",
+    "chunk_rwkv7",
     "chunk_simple_gla",
+    "fused_chunk_delta_rule",
+    "fused_chunk_gla",
+    "fused_chunk_linear_attn",
+    "fused_chunk_retention",
+    "fused_chunk_simple_gla",
+    "fused_mul_recurrent_rwkv7",
     "fused_recurrent_delta_rule",
+    "fused_recurrent_dplr_delta_rule",
     "fused_recurrent_gated_delta_rule",
     "fused_recurrent_gdn",
+    "fused_recurrent_gdn2",
     "fused_recurrent_gla",
+    "fused_recurrent_hgrn",
+    "fused_recurrent_iplr_delta_rule",
     "fused_recurrent_kda",
+    "fused_recurrent_lightning_attn",
+    "fused_recurrent_linear_attn",
+    "fused_recurrent_retention",
+    "fused_recurrent_rwkv7",
     "fused_recurrent_simple_gla",
+    "parallel_retention",
+    "parallel_simple_gla",
 ]
 
 
@@ -276,6 +326,16 @@ def chunk_gated_delta_product(
         cu_seqlens=cu_seqlens,
         max_seqlen=longest_sequence(cu_seqlens, cu_seqlens_cpu),
     )
+
+
+def fused_chunk_delta_rule(**kwargs: Any) -> tuple[Tensor, Tensor | None]:
+    """fla keeps this name, and its function refuses every call; here it is `chunk_delta_rule` by keywords."""
+    return chunk_delta_rule(**kwargs)
+
+
+def fused_chunk_gla(**kwargs: Any) -> tuple[Tensor, Tensor | None]:
+    """fla keeps this name, and its function refuses every call; here it is `chunk_gla` by keywords."""
+    return chunk_gla(**kwargs)
 
 
 chunk_gdn = chunk_gated_delta_rule

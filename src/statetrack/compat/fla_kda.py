@@ -70,12 +70,8 @@ def chunk_kda(
     """
     op = "chunk_kda"
     refuse_context(op, cp_context)
-    _refuse_serving_options(op, return_intermediate_states, use_graph)
-    if safe_gate and use_gate_in_kernel and not (lower_bound and SAFE_LOWER_BOUND <= lower_bound < 0):
-        raise UserError(
-            f"{op}: lower_bound is {lower_bound!r}, expected a number in [-5, 0) with safe_gate=True and "
-            "use_gate_in_kernel=True. Without safe_gate, other bounds and None are taken."
-        )
+    refuse_serving_options(op, return_intermediate_states, use_graph)
+    check_safe_gate(op, safe_gate and use_gate_in_kernel, lower_bound)
     known = ("A_log", "dt_bias", "transpose_state_layout")
     extras = read_extras(op, kwargs, known, state_v_first, CHUNK_SIZES)
     gate = extras.get("A_log"), extras.get("dt_bias"), lower_bound
@@ -143,7 +139,17 @@ def fused_recurrent_kda(
     )
 
 
-def _refuse_serving_options(op: str, return_intermediate_states: bool, use_graph: bool) -> None:
+def check_safe_gate(op: str, safe: bool, lower_bound: float | None) -> None:
+    """Refuse the bounds that fla's safe_gate refuses."""
+    if safe and not (lower_bound and SAFE_LOWER_BOUND <= lower_bound < 0):
+        raise UserError(
+            f"{op}: lower_bound is {lower_bound!r}, expected a number in [-5, 0) with safe_gate=True and "
+            "use_gate_in_kernel=True. Without safe_gate, other bounds and None are taken."
+        )
+
+
+def refuse_serving_options(op: str, return_intermediate_states: bool, use_graph: bool) -> None:
+    """Refuse what serving engines ask of fla, and name the way round."""
     if return_intermediate_states:
         raise UserError(
             f"{op}: return_intermediate_states=True, the states of all chunks, is not offered. Call {op} on "

@@ -44,7 +44,7 @@ def chunk_gla(
     >>> o.shape, S.shape
     (torch.Size([2, 16, 4, 32]), torch.Size([2, 4, 32, 32]))
     """
-    return _attend(
+    return attend(
         q,
         k,
         v,
@@ -81,7 +81,7 @@ def fused_recurrent_gla(
     op = "fused_recurrent_gla"
     refuse_value_gates(op, gv, "gated_linear_attention")
     extras = read_extras(op, kwargs, ("transpose_state_layout",), state_v_first)
-    return _attend(
+    return attend(
         q,
         k,
         v,
@@ -119,7 +119,7 @@ def chunk_simple_gla(
     """
     op = "chunk_simple_gla"
     read_extras(op, kwargs, (), chunk_sizes=CHUNK_SIZES)
-    return _attend(
+    return attend(
         q,
         k,
         v,
@@ -154,7 +154,7 @@ def fused_recurrent_simple_gla(
     """
     op = "fused_recurrent_simple_gla"
     extras = read_extras(op, kwargs, ("transpose_state_layout",), state_v_first)
-    return _attend(
+    return attend(
         q,
         k,
         v,
@@ -166,6 +166,75 @@ def fused_recurrent_simple_gla(
         output_final_state=output_final_state,
         cu_seqlens=cu_seqlens,
     )
+
+
+def fused_chunk_simple_gla(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None = None,
+    g_gamma: Tensor | None = None,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    cu_seqlens: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """As `fla.ops.simple_gla.fused_chunk_simple_gla`: see `chunk_simple_gla`."""
+    return attend(
+        q,
+        k,
+        v,
+        _decay_per_head("fused_chunk_simple_gla", v, g, g_gamma),
+        scale=scale,
+        initial_state=initial_state,
+        output_final_state=output_final_state,
+        cu_seqlens=cu_seqlens,
+    )
+
+
+def parallel_simple_gla(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None = None,
+    scale: float | None = None,
+    output_attentions: bool = False,
+    cu_seqlens: Tensor | None = None,
+    cu_seqlens_cpu: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """As `fla.ops.simple_gla.parallel_simple_gla`; equation and shapes: see `chunk_simple_gla`.
+
+    Returns o and, with `output_attentions`, the weights scale q_t . k_s exp(g_{s+1} + ... + g_t) (B, H, T, T)
+    with which o_t adds the values v_s, 0 for s > t; else None. Packed sequences have no such weights.
+    """
+    op = "parallel_simple_gla"
+    g = _decay_per_head(op, v, g, None)
+    o, _ = attend(
+        q,
+        k,
+        v,
+        g,
+        scale=scale,
+        initial_state=None,
+        cu_seqlens=cu_seqlens,
+        max_seqlen=longest_sequence(cu_seqlens, cu_seqlens_cpu),
+    )
+    if not output_attentions:
+        return o, None
+    if cu_seqlens is not None:
+        raise UserError(f"{op}: output_attentions=True has no packed form. Call it per sequence instead.")
+    return o, _weights(q, k, g, q.shape[-1] ** -0.5 if scale is None else scale)
+
+
+def _weights(q: Tensor, k: Tensor, g: Tensor | None, scale: float) -> Tensor:
+    """(B, H, T, T), in the dtype of q."""
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    products = torch.einsum("bthk,bshk->bhts", q.to(dtype), k.to(dtype)) * scale
+    if g is not None:
+        total = g.double().cumsum(1).transpose(1, 2)
+        # later steps would overflow before they are masked
+        products = products * (total[..., :, None] - total[..., None, :]).clamp(max=0).exp().to(dtype)
+    return products.tril().to(q.dtype)
 
 
 def _decay_per_head(op: str, v: Tensor, g: Tensor | None, g_gamma: Tensor | None) -> Tensor | None:
@@ -184,16 +253,16 @@ def _decay_per_head(op: str, v: Tensor, g: Tensor | None, g_gamma: Tensor | None
     return g_gamma.expand(v.shape[:3])
 
 
-def _attend(
+def attend(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     g: Tensor | None,
     *,
-    state_v_first: bool,
-    reverse: bool = False,
     initial_state: Tensor | None,
     cu_seqlens: Tensor | None,
+    state_v_first: bool = False,
+    reverse: bool = False,
     **options: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """Gated linear attention with states in either layout and time in either direction."""

@@ -11,12 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from statetrack.compat.mamba_ssm_chunk_scan import mamba_chunk_scan_combined
 from statetrack.errors import UserError
 from statetrack.ops import checks
 from statetrack.ops.selective_scan import selective_scan
 from statetrack.ops.short_convolution import short_convolution
 
-__all__ = ["mamba_inner_fn", "selective_scan_fn", "selective_state_update"]
+__all__ = ["mamba_chunk_scan_combined", "mamba_inner_fn", "selective_scan_fn", "selective_state_update"]
 
 
 def selective_scan_fn(
