@@ -12,7 +12,7 @@ ROOT = Path(__file__).parent.parent / "src/statetrack"
 
 # A package or module may import those on the lines above its own.
 LEVELS = (
-    ("errors", "threads"),
+    ("errors", "field_comments", "threads"),
     ("peer_options", "plugins", "provenance"),
     ("config", "files", "exit_codes"),
     ("ops",),

@@ -18,6 +18,8 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from statetrack.field_comments import field_comments, text_alone
+
 if TYPE_CHECKING:
     from pdoc import doc
 
@@ -112,16 +114,13 @@ def build_api(output: Path, pages: list[str]) -> None:
 
 
 def describe_fields(described: "doc.Class") -> None:
-    """Give the fields of a class the comments at the ends of their lines as docstrings."""
-    for cls in described.obj.__mro__:
-        if not cls.__module__.startswith("statetrack."):
-            continue
-        for field, comment in re.findall(r"^    (\w+): .*?  # (.+)$", inspect.getsource(cls), flags=re.M):
-            member = described.members.get(field)
-            if member is not None and (
-                not member.docstring or member.docstring.startswith("Alias for field")
-            ):
-                member.docstring = comment
+    """Give the fields of a class the comments beside them as docstrings; its own then need not list them."""
+    if (text := text_alone(described.obj)) is not None:
+        described.docstring = text
+    for field, comment in field_comments(described.obj).items():
+        member = described.members.get(field)
+        if member is not None and (not member.docstring or member.docstring.startswith("Alias for field")):
+            member.docstring = comment
 
 
 def resolve_annotations(cls: type) -> None:

@@ -20,13 +20,21 @@ if TYPE_CHECKING:
     from statetrack.errors import UserError
     from statetrack.integrations.acceleration import accelerate
     from statetrack.layers import (
+        GLA,
+        HGRN2,
+        KDA,
         MLSTM,
         SLSTM,
         Attention,
         AttentionConfig,
         DeltaNet,
         DeltaNetConfig,
+        GLAConfig,
+        HGRN2Config,
+        KDAConfig,
         Mamba,
+        Mamba2,
+        Mamba2Config,
         Mamba3,
         Mamba3Config,
         MambaConfig,
@@ -62,6 +70,9 @@ __version__ = "0.1.0"
 
 __all__ = [
     "DFA",
+    "GLA",
+    "HGRN2",
+    "KDA",
     "MLSTM",
     "SLSTM",
     "TASKS",
@@ -71,8 +82,13 @@ __all__ = [
     "DeltaNet",
     "DeltaNetConfig",
     "EvaluationConfig",
+    "GLAConfig",
+    "HGRN2Config",
+    "KDAConfig",
     "MLSTMConfig",
     "Mamba",
+    "Mamba2",
+    "Mamba2Config",
     "Mamba3",
     "Mamba3Config",
     "MambaConfig",
@@ -118,9 +134,10 @@ _MODULES = {
     "automata": "DFA analyse compile_dfa explain factor",
     "errors": "UserError",
     "integrations.acceleration": "accelerate",
-    "layers": "MLSTM SLSTM Attention AttentionConfig DeltaNet DeltaNetConfig MLSTMConfig Mamba Mamba3 "
-    "Mamba3Config MambaConfig Mixer MixerConfig Model ModelConfig SLSTMConfig build count_parameters "
-    "extended_range model_config register_mixer",
+    "layers": "GLA HGRN2 KDA MLSTM SLSTM Attention AttentionConfig DeltaNet DeltaNetConfig GLAConfig "
+    "HGRN2Config KDAConfig MLSTMConfig Mamba Mamba2 Mamba2Config Mamba3 Mamba3Config MambaConfig Mixer "
+    "MixerConfig Model ModelConfig SLSTMConfig build count_parameters extended_range model_config "
+    "register_mixer",
     "lm.generate": "generate",
     "lm.models": "open_model",
     "ops.checks": "checked",

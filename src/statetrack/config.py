@@ -11,6 +11,7 @@ from hashlib import sha256
 from typing import Any, Literal, Union
 
 from statetrack.errors import UserError, unknown_name
+from statetrack.field_comments import explain_fields
 from statetrack.peer_options import explain_unknown_options, unknown_option
 from statetrack.plugins import find
 
@@ -77,7 +78,8 @@ def run_id(config: Any) -> str:
 def register_kind(cls: type) -> None:
     """Let specs name this class. A class defined again, as by a notebook cell, takes its own place.
 
-    Its constructor then answers an unknown option with what the option is called here.
+    Its constructor then answers an unknown option with what the option is called here, and `help()` lists its
+    fields with the comments beside them.
     """
     known = _KINDS.get(cls.__name__, cls)
     if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
@@ -86,6 +88,7 @@ def register_kind(cls: type) -> None:
             "classes by that name alone. Rename the one outside statetrack."
         )
     explain_unknown_options(cls)
+    explain_fields(cls)
     _KINDS[cls.__name__] = cls
 
 

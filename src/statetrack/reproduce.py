@@ -51,7 +51,7 @@ class ReproduceOptions:
     workers: int = 1  # processes on this machine
     runs_per_gpu: int = 1  # runs that each process interleaves on its GPU
     minutes: float | None = None  # write checkpoints and stop after this time
-    out: Path = Path("results/reproduce")
+    out: Path = Path("results/reproduce")  # folder for the runs and the reports
     with_results: Path | None = None  # runs kept in this folder's runs.jsonl files count as finished
     only: str = ""  # only runs whose name contains all of these words, e.g. "parity mamba 'lr 0.001'"
     seeds: int | None = None  # overrides the number of the scale

@@ -29,21 +29,21 @@ class TrainingConfig:
     The defaults suit small models on a CPU; the experiments set the values of the paper.
     """
 
-    steps: int = 1000
-    batch: int = 64
-    lr: float = 1e-3
-    schedule: Literal["constant", "cosine"] = "cosine"
+    steps: int = 1000  # number of updates
+    batch: int = 64  # sequences of one step
+    lr: float = 1e-3  # largest learning rate
+    schedule: Literal["constant", "cosine"] = "cosine"  # of the learning rate after the warm-up
     warmup: float = 0.1  # fraction of the steps
     final_lr: float = 1e-6  # where the cosine ends
-    weight_decay: float = 0.1
-    beta1: float = 0.9
-    beta2: float = 0.999
-    eps: float = 1e-8
+    weight_decay: float = 0.1  # AdamW's, of matrices; embeddings, biases and norms have none
+    beta1: float = 0.9  # AdamW's mean of gradients
+    beta2: float = 0.999  # AdamW's mean of squared gradients
+    eps: float = 1e-8  # AdamW's: added to the root of that mean
     clip: float = 1.0  # largest gradient norm; 0 for no clipping
     train_lengths: tuple[int, int] | None = None  # shortest and longest; the task's own when None
     train_samples: int = 0  # size of a fixed training set, the same for every seed; 0 draws fresh sequences
     precision: Literal["float32", "bfloat16"] = "float32"  # of the layers; recurrences keep float32
-    log_every: int = 50
+    log_every: int = 50  # steps between two rows of metrics.jsonl
     # what keeps a tracker right at lengths beyond those it was trained on: docs/length.md
     centred_gradient: bool = added(False)  # gradients of the logits that sum to zero in spite of rounding
     z_loss: float = added(0.0)  # times the squared log of the softmax's denominator, added to the loss
@@ -67,10 +67,10 @@ class EvaluationConfig:
     """
 
     eval_lengths: tuple[int, ...] | None = None  # the task's own when None
-    eval_samples: int = 1024
-    eval_batch: int = 128
+    eval_samples: int = 1024  # sequences of each length
+    eval_batch: int = 128  # sequences at a time
     eval_every: int = 0  # steps; 0 for the last step only
-    eval_seed: int = 20_241_101
+    eval_seed: int = 20_241_101  # of the sequences
 
 
 @dataclass(frozen=True)
@@ -83,14 +83,14 @@ class RunSpec:
     Equal specs are the same run and share an `id`.
     """
 
+    # what is learned, such as task("parity")
     task: Task = field(default_factory=lambda: task("parity-dense"))
-    model: ModelConfig = field(default_factory=lambda: PRESETS["deltanet"])
-    training: TrainingConfig = TrainingConfig()
-    evaluation: EvaluationConfig = EvaluationConfig()
-    seed: int = 0
-    # the weights to start from, if not random ones: the SHA-256 of a safetensors file, and where it is
-    initial: str = added("")
-    initial_path: str = field(default="", compare=False, kw_only=True)
+    model: ModelConfig = field(default_factory=lambda: PRESETS["deltanet"])  # the backbone and its mixers
+    training: TrainingConfig = TrainingConfig()  # steps, batch, rate, ...
+    evaluation: EvaluationConfig = EvaluationConfig()  # lengths and numbers of test sequences
+    seed: int = 0  # of initial weights and training data
+    initial: str = added("")  # SHA-256 of a safetensors file of weights to start from; random ones when empty
+    initial_path: str = field(default="", compare=False, kw_only=True)  # where that file is
 
     def resolved(self) -> "RunSpec":
         """The spec with the task's defaults written out, checked."""

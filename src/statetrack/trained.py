@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from statetrack import recipes, tasks
+from statetrack.field_comments import explain_fields
 from statetrack.layers import AttentionConfig, Model, ModelConfig, model_config
 from statetrack.peer_options import PEER_OPTIONS, unknown_option
 from statetrack.run import RESULTS, load_run, run
@@ -16,6 +17,7 @@ from statetrack.training.printed_rows import print_row
 __all__ = ["TrainedModel", "train"]
 
 
+@explain_fields
 @dataclass(frozen=True)
 class TrainedModel:
     """A finished run: the model it trained, on the CPU, and what is known about it.
@@ -25,7 +27,7 @@ class TrainedModel:
     trained.metrics["accuracy"]                 by length, on sequences not trained on
     """
 
-    model: Model
+    model: Model  # on the CPU
     spec: RunSpec  # task, model, training, evaluation and seed, with all defaults written out
     metrics: dict[str, Any]  # of the last step: loss, accuracy by length, ...
     folder: Path  # `load_run(folder)` gives spec and model again

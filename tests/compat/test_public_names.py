@@ -1,5 +1,6 @@
 """Everything public is at the top of the package, with docstrings whose examples run."""
 
+import dataclasses
 import doctest
 import inspect
 
@@ -7,10 +8,19 @@ import pytest
 import torch
 
 import statetrack
+import statetrack.layers
 from statetrack.compat import fla, mamba_ssm
+from statetrack.config import _KINDS
 
-LAYERS = ("Attention", "DeltaNet", "MLSTM", "Mamba", "Mamba3", "SLSTM")
-OPS = ("delta_rule", "generalised_delta_rule", "mlstm", "selective_scan", "short_convolution", "slstm")
+LAYERS = ("Attention", "DeltaNet", "GLA", "HGRN2", "KDA", "MLSTM", "Mamba", "Mamba2", "Mamba3", "SLSTM")
+OPS = ("delta_rule", "gated_linear_attention", "generalised_delta_rule", "mlstm", "selective_scan")
+OPS += ("short_convolution", "slstm")
+CONFIGS = [
+    value
+    for name in (*statetrack.__all__, *statetrack.layers.__all__)
+    if dataclasses.is_dataclass(value := getattr(statetrack, name, getattr(statetrack.layers, name, None)))
+    and value not in (statetrack.Task,)
+]
 
 
 @pytest.mark.parametrize("name", statetrack.__all__)
@@ -29,7 +39,26 @@ def test_help_shows_equation_shapes_and_an_example(name):
     assert ">>>" in text
 
 
+@pytest.mark.parametrize("preset", statetrack.layers.PRESETS.values(), ids=statetrack.layers.PRESETS)
+def test_the_mixers_of_all_presets_are_at_the_top(preset):
+    config = type(preset.mixer)
+    if config.__module__ != "statetrack.layers.baselines":
+        assert getattr(statetrack, config.__name__) is config
+        mixer = config.__name__.removesuffix("Config")
+        assert getattr(statetrack, mixer) is getattr(statetrack.layers, mixer)
+
+
+@pytest.mark.parametrize("config", {*CONFIGS, *_KINDS.values()}, ids=lambda config: config.__name__)
+def test_help_explains_every_field_of_a_config(config):
+    text = inspect.getdoc(config)
+    lines = text[text.index("\nAttributes:") :] if dataclasses.fields(config) else ""
+    for field in dataclasses.fields(config):
+        assert f"\n    {field.name}: " in lines, field.name
+
+
 EXAMPLES = [getattr(statetrack, name) for name in (*LAYERS, "build")]
+EXAMPLES += [statetrack.Batch, statetrack.Mixer, statetrack.Model, statetrack.compile_dfa, statetrack.factor]
+EXAMPLES += [statetrack.generate, statetrack.layers.DenseTransition, statetrack.layers.DiagonalToy]
 EXAMPLES += [fla.chunk_delta_rule, fla.chunk_gated_delta_rule, fla.chunk_gla, fla.chunk_kda]
 EXAMPLES += [fla.chunk_linear_attn, fla.chunk_hgrn, fla.chunk_dplr_delta_rule]
 EXAMPLES += [mamba_ssm.selective_scan_fn, mamba_ssm.mamba_chunk_scan_combined]
@@ -37,7 +66,8 @@ EXAMPLES += [mamba_ssm.selective_scan_fn, mamba_ssm.mamba_chunk_scan_combined]
 
 @pytest.mark.parametrize("value", EXAMPLES, ids=lambda value: value.__name__)
 def test_the_examples_print_what_they_say(value):
-    names = {name: getattr(statetrack, name) for name in statetrack.__all__}
+    names = {name: getattr(statetrack.layers, name) for name in statetrack.layers.__all__}
+    names |= {name: getattr(statetrack, name) for name in statetrack.__all__}
     globs = names | {"torch": torch, value.__name__: value}
     (example,) = doctest.DocTestFinder(recurse=False).find(value, value.__name__, globs=globs)
     result = doctest.DocTestRunner().run(example)

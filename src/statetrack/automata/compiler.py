@@ -149,6 +149,11 @@ def compile_dfa(
 
     Every reachable state is tracked, including states that the minimal automaton would merge; with
     `minimise` the minimal automaton is compiled instead. `dtype` is a torch or numpy dtype or its name.
+
+    >>> even = DFA("ab", {"a": [1, 0], "b": [0, 1]}, start=0, accepting=[0])     # an even number of a's
+    >>> network = compile_dfa(even)
+    >>> network.states("aba"), even.run("aba")
+    ([0, 1, 1, 0], [0, 1, 1, 0])
     """
     if strategy not in STRATEGIES:
         raise unknown_name("compile_dfa: strategy", strategy, STRATEGIES)

@@ -57,6 +57,10 @@ def factor(M: object) -> Factorisation:
                        for every singular value s_i < 1, at most 2n in all
 
     For a matrix in a format of lower precision, "orthogonal" and "norm at most 1" hold up to its rounding.
+
+    >>> cycle = factor([[0, 0, 1], [1, 0, 0], [0, 1, 0]])         # three points in a circle: two swaps
+    >>> cycle.kind, cycle.vectors.shape
+    ('permutation', (2, 3))
     """
     M, eps = _checked(M)
     n, slack = len(M), _rounding(len(M), eps)

@@ -19,7 +19,7 @@ SHOWN_LEVELS, SHOWN_ACTIONS = 12, 4
 class CompileOptions:
     """Weights of a linear RNN that tracks the automaton exactly, as generalised Householder factors."""
 
-    automaton: AutomatonOptions = field(default_factory=AutomatonOptions)
+    automaton: AutomatonOptions = field(default_factory=AutomatonOptions)  # which language
     strategy: str = "auto"  # auto, group, cyclic, reflections, excluded or holonomy
     dtype: str = "float32"  # float16, float32 or float64
     minimise: bool = False  # compile the minimal automaton instead of the one given

@@ -20,6 +20,7 @@ class ConvertOptions:
 
     source: Path  # a Hugging Face checkpoint, a run (results/<id>), or an exported model
     target: Path  # a new or empty folder
+    # family of the result: transformers' Mamba or OLMo Hybrid, a model of fla, or of this library
     to: Literal["statetrack", "mamba", "olmo_hybrid", "fla-deltanet", "fla-gated-deltanet"] = "statetrack"
 
 

@@ -27,7 +27,7 @@ class DemoOptions:
     """Train small models on parity and on swaps of five items, in both eigenvalue ranges; print and plot."""
 
     quick: bool = False  # shorter sequences and fewer steps: half the time
-    out: Path = Path("results/demo")
+    out: Path = Path("results/demo")  # folder for the runs, the figure and the page
     device: str = "auto"  # auto, cpu or cuda
 
 

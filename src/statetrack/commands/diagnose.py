@@ -20,8 +20,8 @@ class DiagnoseOptions:
     """
 
     longest: int | None = None  # tokens to measure to; 32 training lengths when None
-    sequences: int = 256
-    seed: int = 0
+    sequences: int = 256  # number of sequences to measure on
+    seed: int = 0  # of these sequences
 
 
 def main(arguments: Sequence[str]) -> None:

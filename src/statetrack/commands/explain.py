@@ -23,7 +23,7 @@ from statetrack.training import Options
 class ExplainOptions:
     """Which classes of linear RNNs can track a regular language at every length, and why."""
 
-    automaton: AutomatonOptions = field(default_factory=AutomatonOptions)
+    automaton: AutomatonOptions = field(default_factory=AutomatonOptions)  # which language
     json: bool = False  # print JSON instead of text
     html: Path | None = None  # write a page that draws the automaton and runs a compiled network
     train: bool = False  # train a small model of every class with a yes or no, and compare

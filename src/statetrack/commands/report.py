@@ -22,9 +22,8 @@ class ReportOptions:
 
     out: Path = Path("results/report")  # where merged reports and the overview of several items go
     export: Path | None = None  # add the finished runs to EXPORT/ITEM/SCALE/runs.jsonl, report beside it
-    page: Path | None = (
-        None  # write PAGE/README.md, between its markers, and PAGE/report.html: all items in one
-    )
+    # write PAGE/README.md, between its markers, and PAGE/report.html: all items in one
+    page: Path | None = None
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -26,8 +26,8 @@ class SnapOptions:
     out: Path | None = None  # folder of the snapped model; RUN-snapped when None
     tolerance: float = TOLERANCE  # largest distance of a token's transition from its permutation
     length: int = 100_000  # tokens of the sequences it is checked on
-    sequences: int = 4
-    seed: int = 0
+    sequences: int = 4  # number of sequences it is checked on
+    seed: int = 0  # of these sequences
 
 
 def main(arguments: Sequence[str]) -> None:

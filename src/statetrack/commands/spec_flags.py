@@ -6,8 +6,11 @@ from typing import Any
 
 from statetrack.commands.flags import parse
 from statetrack.errors import UserError
+from statetrack.field_comments import field_comments, listed
 from statetrack.layers import ModelConfig
 from statetrack.layers.presets import with_attention, with_mixer_options
+
+SEED = "of initial weights and training data: another seed is another run"
 
 
 def parse_parts(
@@ -19,7 +22,7 @@ def parse_parts(
     arguments_class = make_dataclass(
         "Arguments",
         [*named, ("seed", int, field(default=seed))],
-        namespace={"__doc__": description},
+        namespace={"__doc__": f"{description}\n\n{listed({'seed': SEED})}"},
         frozen=True,
     )
     return parse(arguments_class, arguments, prog)
@@ -62,5 +65,8 @@ _MIXERS = ("mixer", "mixers")
 _Backbone = make_dataclass(
     "_Backbone",
     [(f.name, f.type) for f in ModelConfig.__dataclass_fields__.values() if f.name not in _MIXERS],
+    namespace={
+        "__doc__": "The backbone around the mixer.\n\n" + listed(field_comments(ModelConfig), _MIXERS)
+    },
     frozen=True,
 )

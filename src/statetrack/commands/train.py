@@ -117,7 +117,7 @@ def read_arguments(arguments: Sequence[str]) -> "tuple[TrainOptions, RunSpec]":
         chosen = recipe(recipe_name)
         model, training = chosen.build(model), chosen.train(training, chosen_task, model)
     parts = {"task": chosen_task, **model_parts(model), "training": training}
-    parts |= {"evaluation": EvaluationConfig(), "options": TrainOptions()}
+    parts |= {"evaluation": EvaluationConfig(), "run": TrainOptions()}
     description = (
         f"Train on --task {task_name} ({', '.join(TASKS)}, or regex:PATTERN, dfa:FILE.json, group:NAME, "
         f"jsonl:FILE, corpus:DIR) with --mixer {mixer_name} ({preset_names()}). --attention-every N makes "
@@ -128,4 +128,4 @@ def read_arguments(arguments: Sequence[str]) -> "tuple[TrainOptions, RunSpec]":
     given = parse_parts(parts, rest, "statetrack train", description)
     model = given_model(mixer_name, model, given, every)
     spec = RunSpec(given.task, model, given.training, given.evaluation, given.seed).resolved()
-    return given.options, spec
+    return given.run, spec

@@ -21,12 +21,12 @@ from statetrack.ops.padded_rows import PaddedRows
 class AttentionConfig:
     """Multi-head attention with rotary positions. The paper does not specify its Transformer."""
 
-    heads: int = 4
-    rotary_base: float = 10_000.0
+    heads: int = 4  # number of heads of the queries
+    rotary_base: float = 10_000.0  # base of the rotary frequencies
     positions: bool = added(True)  # False: no rotary positions (NoPE)
     kv_heads: int | None = added(None)  # heads of keys and values, shared by groups of queries; all when None
     qk_norm: bool = added(False)  # RMS norms of the whole q and k, across their heads, as in OLMo
-    qk_norm_eps: float = added(1e-5)
+    qk_norm_eps: float = added(1e-5)  # eps of these norms
 
     def build(self, d_model: int, layers: int) -> "Attention":
         return Attention(self, d_model, layers)

@@ -18,7 +18,7 @@ from statetrack.ops.checks import check_eigenvalues
 class DenseTransitionConfig:
     """The full-matrix baseline (App. E.2): transitions are unconstrained, and so are their eigenvalues."""
 
-    size: int = 32
+    size: int = 32  # of the state; a transition is (size, size)
     init_scale: float = 0.02  # standard deviation of A - I at the start; our choice, the paper gives none
 
     def build(self, d_model: int, layers: int) -> "DenseTransition":
@@ -29,6 +29,12 @@ class DenseTransition(Mixer):
     """H_t = A(x_t) H_{t-1}, H_0 = I; y_t = W_out vec(H_t) / max(1, ||H_t||).
 
     A(x) = I + W x + b: with d_model at least the size of the alphabet, any table of matrices can be learned.
+    Shapes: x, y (B, T, d_model); the state H (B, size, size). Eigenvalues are not bounded.
+
+    >>> layer = DenseTransition(DenseTransitionConfig(size=8), d_model=64)
+    >>> y, state = layer(torch.randn(2, 16, 64))                     # B, T, d_model
+    >>> y.shape, state.shape
+    (torch.Size([2, 16, 64]), torch.Size([2, 8, 8]))
     """
 
     def __init__(self, config: DenseTransitionConfig, d_model: int):
@@ -82,14 +88,22 @@ class DenseTransition(Mixer):
 class DiagonalToyConfig:
     """The diagonal linear RNN of Fig. 1 (fig:parity_motivation): sigmoid for [0,1], tanh for [-1,1]."""
 
-    eigenvalues: Literal["[0,1]", "[-1,1]"] = "[-1,1]"
+    eigenvalues: Literal["[0,1]", "[-1,1]"] = "[-1,1]"  # range of the eigenvalues: sigmoid or tanh
 
     def build(self, d_model: int, layers: int) -> "DiagonalToy":
         return DiagonalToy(self, d_model)
 
 
 class DiagonalToy(Mixer):
-    """h_t = a_t h_{t-1} + B x_t, y_t = h_t, with a_t = sigmoid or tanh of 10 (W x_t + b)."""
+    """h_t = a_t h_{t-1} + B x_t, y_t = h_t, with a_t = sigmoid or tanh of 10 (W x_t + b).
+
+    Shapes: x, y and a (B, T, d_model); the state h (B, d_model).
+
+    >>> layer = DiagonalToy(DiagonalToyConfig(eigenvalues="[-1,1]"), d_model=64)
+    >>> y, state = layer(torch.randn(2, 16, 64))                     # B, T, d_model
+    >>> y.shape, state.shape
+    (torch.Size([2, 16, 64]), torch.Size([2, 64]))
+    """
 
     def __init__(self, config: DiagonalToyConfig, d_model: int):
         super().__init__()

@@ -47,16 +47,17 @@ class DeltaNetConfig:
     With `value_heads` the state is (B, value_heads, K, V).
     """
 
-    heads: int = 4
+    heads: int = 4  # number of heads, each with a state of its own
+    # range of the eigenvalues: beta in (0, 1), beta in (0, 2), or that with rotations
     eigenvalues: Literal["[0,1]", "[-1,1]", "unit-circle"] = "[-1,1]"
     head_dim: int | None = None  # width of a key; d_model / heads when None
     value_dim: int | None = None  # width of a value; that of the key when None
     convolution: int = 4  # width of the short convolution on q, k and v; 0 for none
-    qk_activation: Literal["silu", "relu", "identity"] = "silu"
-    output_gate: bool = False
+    qk_activation: Literal["silu", "relu", "identity"] = "silu"  # of q and k before they are normalised
+    output_gate: bool = False  # whether each output is multiplied by a gate of the input
     gated: bool = False  # Gated DeltaNet: every transition is multiplied by a decay in (0, 1)
     householders: int = 1  # DeltaProduct: number of generalised Householder factors per token
-    head_norm_eps: float = added(1e-5)  # of the RMS norm of each head's output
+    head_norm_eps: float = added(1e-5)  # eps of the RMS norm of each head's output
     signed_gate: bool = added(False)  # the gate is 2 exp(g) - 1 instead of exp(g), except in "[0,1]"
     # "hard": beta reaches its bounds, so that a reflection or an identity can be exact (docs/length.md)
     beta: Literal["sigmoid", "hard"] = added("sigmoid")

@@ -24,12 +24,12 @@ NORMALISER = {"[0,1]": 16.0, "[-1,1]": 1.0}
 class GLAConfig:
     """GLA (Table 1, tab:LRNNs); `eigenvalues` "[-1,1]" is what App. E.4 of the paper leaves open."""
 
-    heads: int = 4
-    eigenvalues: Literal["[0,1]", "[-1,1]"] = "[-1,1]"
+    heads: int = 4  # number of heads, each with a state of its own
+    eigenvalues: Literal["[0,1]", "[-1,1]"] = "[-1,1]"  # range of the eigenvalues: gates s or 2 s - 1
     head_dim: int | None = None  # width of a key; half of d_model / heads when None
     value_dim: int | None = None  # width of a value; d_model / heads when None
     gate_rank: int = 16  # the gates are a linear map of this rank
-    head_norm_eps: float = 1e-5  # of the RMS norm of each head's output
+    head_norm_eps: float = 1e-5  # eps of the RMS norm of each head's output
 
     def build(self, d_model: int, layers: int) -> "GLA":
         return GLA(self, d_model)
@@ -42,7 +42,16 @@ class GLAState(NamedTuple):
 class GLA(Mixer):
     """S_t = diag(a_t) S_{t-1} + k_t v_t^T,  o_t = S_t^T q_t / sqrt(K), a = s or 2 s - 1.
 
-    s = sigmoid(W_2 W_1 x + b)^(1/n) with n = 16 in [0,1] and 1 in [-1,1]; the output is norm(o) silu(W_g x).
+        q, k, v = W x  by head      s_t = sigmoid(W_2 W_1 x_t + b)^(1/n)      y = W_out (norm(o) silu(W_g x))
+
+    Shapes: x, y (B, T, d_model); the state S (B, H, K, V) in float32; a gate per key channel. The range of a
+    is that of the eigenvalues: a = s and n = 16 for "[0,1]", a = 2 s - 1 and n = 1 for "[-1,1]". Returns y
+    and the state to go on from.
+
+    >>> layer = GLA(GLAConfig(heads=4), d_model=64)
+    >>> y, state = layer(torch.randn(2, 16, 64))                     # B, T, d_model
+    >>> y.shape, state.S.shape
+    (torch.Size([2, 16, 64]), torch.Size([2, 4, 8, 16]))
     """
 
     packs = True

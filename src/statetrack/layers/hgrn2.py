@@ -20,9 +20,9 @@ from statetrack.ops.gated_linear_attention import gated_linear_attention
 class HGRN2Config:
     """HGRN2 without the lower bounds of its gates, which the layers of the paper's models share."""
 
-    heads: int = 4
-    eigenvalues: Literal["[0,1]", "[-1,1]"] = "[-1,1]"
-    norm_eps: float = 1e-5  # of the RMS norm of the outputs
+    heads: int = 4  # number of heads, each with a state (K, K), K = d_model / heads
+    eigenvalues: Literal["[0,1]", "[-1,1]"] = "[-1,1]"  # range of the eigenvalues: gates s or 2 s - 1
+    norm_eps: float = 1e-5  # eps of the RMS norm of the outputs
 
     def build(self, d_model: int, layers: int) -> "HGRN2":
         return HGRN2(self, d_model)
@@ -35,8 +35,15 @@ class HGRN2State(NamedTuple):
 class HGRN2(Mixer):
     """S_t = diag(a_t) S_{t-1} + (1 - s_t) i_t^T,  o_t = S_t^T q_t / sqrt(K), a = s or 2 s - 1, s = sigmoid.
 
-    What is written is 1 - s in both ranges: in [-1,1] a step that flips the state (s = 0) writes with weight
-    1 and one that keeps it (s = 1) with 0. With i = 1 the state is then 0, 1, 0, 1, ... along the flips.
+    Shapes: x, y (B, T, d_model); the state S (B, H, K, K) in float32, K = d_model / H; a gate per key
+    channel, in (0, 1) for "[0,1]" and in (-1, 1) for "[-1,1]". What is written is 1 - s in both ranges: in
+    [-1,1] a step that flips the state (s = 0) writes with weight 1 and one that keeps it (s = 1) with 0. With
+    i = 1 the state is then 0, 1, 0, 1, ... along the flips. Returns y and the state to go on from.
+
+    >>> layer = HGRN2(HGRN2Config(heads=4), d_model=64)
+    >>> y, state = layer(torch.randn(2, 16, 64))                     # B, T, d_model
+    >>> y.shape, state.S.shape
+    (torch.Size([2, 16, 64]), torch.Size([2, 4, 16, 16]))
     """
 
     packs = True

@@ -23,14 +23,14 @@ from statetrack.ops.delta_rule import delta_rule
 class KDAConfig:
     """Kimi Delta Attention; `eigenvalues` "[-1,1]" doubles beta, as fla's allow_neg_eigval does."""
 
-    heads: int = 4
-    eigenvalues: Literal["[0,1]", "[-1,1]"] = "[-1,1]"
+    heads: int = 4  # number of heads, each with a state of its own
+    eigenvalues: Literal["[0,1]", "[-1,1]"] = "[-1,1]"  # range of the eigenvalues: beta in (0, 1) or (0, 2)
     head_dim: int | None = None  # width of a key; d_model / heads when None
     value_dim: int | None = None  # width of a value; that of the key when None
     convolution: int = 4  # width of the short convolution on q, k and v; 0 for none
     gate_rank: int | None = None  # rank of the maps to both gates; that of a value when None
     signed_gate: bool = False  # the gates are 2 exp(g) - 1 instead of exp(g), except in "[0,1]"
-    head_norm_eps: float = 1e-5  # of the RMS norm of each head's output
+    head_norm_eps: float = 1e-5  # eps of the RMS norm of each head's output
 
     def build(self, d_model: int, layers: int) -> "KDA":
         return KDA(self, d_model)
@@ -51,7 +51,12 @@ class KDA(Mixer):
 
     Shapes: x, y (B, T, d_model); the state S (B, H, K, V) in float32. The transition is a product of two
     matrices of norm at most 1, so its eigenvalues are in the unit disc: real and in [0, 1] or [-1, 1] with
-    gates that have no sign.
+    gates that have no sign. Returns y and the state to go on from.
+
+    >>> layer = KDA(KDAConfig(heads=4), d_model=64)
+    >>> y, state = layer(torch.randn(2, 16, 64))                     # B, T, d_model
+    >>> y.shape, state.S.shape
+    (torch.Size([2, 16, 64]), torch.Size([2, 4, 16, 16]))
     """
 
     packs = True

@@ -32,20 +32,20 @@ class MambaConfig:
     mamba-ssm calls `convolution` d_conv: docs/porting.md.
     """
 
+    # range of the eigenvalues: exp(delta A) or 2 exp(delta A) - 1
     eigenvalues: Literal["[0,1]", "[-1,1]"] = "[-1,1]"
-    d_state: int = 16
-    expand: int = 2
-    convolution: int = 4
+    d_state: int = 16  # states of a channel
+    expand: int = 2  # channels over d_model
+    convolution: int = 4  # width of the short convolution
     dt_rank: int | None = None  # d_model / 16, rounded up, when None
     bias: bool = added(False)  # of the projections in and out
     conv_bias: bool = added(True)  # of the short convolution
-    # initial step sizes are log-uniform from dt_min to dt_max, at least dt_init_floor
-    dt_min: float = added(1e-3)
-    dt_max: float = added(0.1)
-    dt_init_floor: float = added(1e-4)
-    # initial weights of dt_proj, up to dt_scale / sqrt(dt_rank): uniform, or all equal to it
+    dt_min: float = added(1e-3)  # smallest initial step size; they are log-uniform
+    dt_max: float = added(0.1)  # largest initial step size
+    dt_init_floor: float = added(1e-4)  # initial step sizes below it are raised to it
+    # initial weights of dt_proj: uniform in +- dt_scale / sqrt(dt_rank), or all equal to it
     dt_init: Literal["random", "constant"] = added("random")
-    dt_scale: float = added(1.0)
+    dt_scale: float = added(1.0)  # see dt_init
 
     def build(self, d_model: int, layers: int) -> "Mamba":
         return Mamba(self, d_model, layers)

@@ -28,13 +28,14 @@ from statetrack.ops.gated_linear_attention import gated_linear_attention
 class Mamba2Config:
     """Mamba-2 (Table 1, tab:LRNNs); `eigenvalues` "[-1,1]" is what App. E.4 of the paper leaves open."""
 
-    heads: int = 4
+    heads: int = 4  # number of heads, which divides expand d_model; each has one gate
+    # range of the eigenvalues: exp(Delta A) or 2 exp(Delta A) - 1
     eigenvalues: Literal["[0,1]", "[-1,1]"] = "[-1,1]"
-    d_state: int = 64
-    expand: int = 2
-    groups: int = 1  # heads that share B and C form a group
-    convolution: int = 4
-    norm_eps: float = 1e-5  # of the gated RMS norm of the outputs
+    d_state: int = 64  # states of a channel, N
+    expand: int = 2  # channels over d_model
+    groups: int = 1  # number of groups of heads; those of a group share B and C
+    convolution: int = 4  # width of the short convolution of x, B and C
+    norm_eps: float = 1e-5  # eps of the gated RMS norm of the outputs
 
     def build(self, d_model: int, layers: int) -> "Mamba2":
         return Mamba2(self, d_model, layers)
@@ -49,8 +50,14 @@ class Mamba2(Mixer):
     """S_t = a_t S_{t-1} + Delta_t B_t x_t^T,  y_t = S_t^T C_t + D x_t.
 
     a = exp(Delta A) or 2 exp(Delta A) - 1. Delta, A and D are numbers of a head, so the transition is a
-    times the identity. Parameters have the names they have in mamba-ssm and transformers, so weights can be
-    copied.
+    times the identity, in (0, 1) or (-1, 1). Shapes: y (B, T, d_model); the state S (B, H, N, P) in float32,
+    N = d_state and P = expand d_model / H. Parameters have the names they have in mamba-ssm and transformers,
+    so weights can be copied. Returns y and the state to go on from.
+
+    >>> layer = Mamba2(Mamba2Config(heads=4, d_state=16), d_model=64)
+    >>> y, state = layer(torch.randn(2, 16, 64))                     # B, T, d_model
+    >>> y.shape, state.S.shape
+    (torch.Size([2, 16, 64]), torch.Size([2, 4, 16, 32]))
     """
 
     packs = True

@@ -33,13 +33,14 @@ class Mamba3Config:
     "[0,1]" and "[-1,1]" have real eigenvalues and no rotations.
     """
 
-    heads: int = 4
+    heads: int = 4  # number of heads, which divides expand d_model; each has one gate
+    # range of the eigenvalues; rotations in "unit-circle" only
     eigenvalues: Literal["[0,1]", "[-1,1]", "unit-circle"] = "unit-circle"
-    d_state: int = 64
-    expand: int = 2
-    groups: int = 1  # heads that share B and C form a group
+    d_state: int = 64  # states of a channel, N
+    expand: int = 2  # channels over d_model
+    groups: int = 1  # number of groups of heads; those of a group share B and C
     rotated: float = 0.5  # share of the state channels that turn, in "unit-circle": 0.5 or 1
-    bc_norm_eps: float = 1e-5  # of the RMS norms of B and C
+    bc_norm_eps: float = 1e-5  # eps of the RMS norms of B and C
 
     def build(self, d_model: int, layers: int) -> "Mamba3":
         return Mamba3(self, d_model, layers)

@@ -42,6 +42,18 @@ class Mixer(nn.Module, ABC):
     All mixers of this library take an `attention_mask` (B, T), True at real steps, with padding on either
     side: every row is computed from its real steps alone, and y is 0 at padding. A mixer without a state
     transition, attention, has `is_recurrent = False`.
+
+    A mixer of your own derives from this class, with `forward` and `transition_eigenvalues`:
+
+    >>> class Sums(Mixer):
+    ...     def forward(self, x, state=None):
+    ...         sums = x.cumsum(1) if state is None else x.cumsum(1) + state[:, None]
+    ...         return sums, sums[:, -1]
+    ...
+    ...     def transition_eigenvalues(self, x, state=None):
+    ...         return torch.ones_like(x)
+    >>> Sums()(torch.ones(1, 3, 1))[0].flatten()
+    tensor([1., 2., 3.])
     """
 
     packs = False
@@ -97,6 +109,12 @@ def _range_of(mixer: nn.Module) -> str | None:
 
 @runtime_checkable
 class MixerConfig(Protocol):
-    """A frozen dataclass of the user's choices, which builds the mixer it describes."""
+    """A frozen dataclass of the user's choices, which builds the mixer it describes.
+
+        mixer = DeltaNetConfig(heads=2).build(d_model=64, layers=1)
+
+    `layers` is the number of layers of the model, on which initial weights may depend. `register_mixer` gives
+    a config a name.
+    """
 
     def build(self, d_model: int, layers: int) -> Mixer: ...

@@ -27,9 +27,9 @@ BIASES = ("linspace", "standard")
 class MLSTMConfig:
     """mLSTM, without a separate MLP: `proj_factor` widens the block itself."""
 
-    heads: int = 4
-    proj_factor: float = 2.0
-    convolution: int = 4
+    heads: int = 4  # number of heads, each with a memory of its own
+    proj_factor: float = 2.0  # width of the block over d_model
+    convolution: int = 4  # width of the short convolution in front of q and k
     qkv_block: int = 4  # q, k and v are projected in blocks of this many channels
     # initial biases of the gates. linspace: forget gate from 3 to 6 across the heads, input gate N(0, 0.1^2);
     # standard: those of nn.Linear, as the paper has them for modular arithmetic (App. E.1)

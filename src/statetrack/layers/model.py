@@ -38,13 +38,14 @@ class ModelConfig:
     `mixers` makes a hybrid: layer i has the mixer i modulo their number, and `mixer` is the first of them.
     """
 
+    # the layer that carries state along time, such as DeltaNetConfig()
     mixer: MixerConfig = field(default_factory=DeltaNetConfig)
-    d_model: int = 128
-    layers: int = 1
+    d_model: int = 128  # width of the stream between the layers
+    layers: int = 1  # number of blocks: a norm and the mixer, then a norm and the MLP
     mlp_ratio: float = 4.0  # width of the MLP over d_model; 0 for no MLP
-    mlp: Literal["swiglu", "geglu"] = "swiglu"
-    norm: Literal["rms", "layer", "none"] = "rms"
-    residual: bool = True
+    mlp: Literal["swiglu", "geglu"] = "swiglu"  # the gate of the MLP: silu or gelu
+    norm: Literal["rms", "layer", "none"] = "rms"  # in front of mixers and MLPs: RMSNorm, LayerNorm, or none
+    residual: bool = True  # x + f(x) around mixers and MLPs; False: f(x)
     mixers: tuple[MixerConfig, ...] = added(())  # a pattern of mixers, repeated over the layers
     tied: bool = added(False)  # whether the head is the embedding's table
     norm_eps: float = added(1e-5)  # of the backbone's norms
@@ -162,6 +163,12 @@ class Block(nn.Module):
 
 class Model(nn.Module):
     """Tokens (B, T) -> logits (B, T, classes), plus one state per layer to continue from.
+
+    >>> model = Model(ModelConfig(DeltaNetConfig(heads=2), d_model=32, layers=2), vocab_size=10, n_classes=5)
+    >>> logits, state = model(torch.zeros(4, 16, dtype=torch.int64))     # 16 tokens
+    >>> logits, state = model(torch.zeros(4, 1, dtype=torch.int64), state)   # and one more
+    >>> logits.shape
+    torch.Size([4, 1, 5])
 
     With `at` (B, n) only the logits at these positions are computed, (B, n, classes). `packing` gives the
     boundaries of sequences packed in one row of tokens (1, N). With `targets`, of the logits' shape but for

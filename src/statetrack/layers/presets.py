@@ -126,6 +126,9 @@ def register_mixer(name: str, config: ModelConfig | MixerConfig) -> None:
 
     `config` is a frozen dataclass with `build(d_model, layers)` that returns a `Mixer`, or a `ModelConfig`
     around one for another backbone than the default.
+
+        register_mixer("sums", SumsConfig())                  in my_mixers.py
+        statetrack train --mixer sums --plugin my_mixers.py   on the command line
     """
     mixer = config.mixer if isinstance(config, ModelConfig) else config
     if not is_dataclass(mixer) or isinstance(mixer, type) or not isinstance(mixer, MixerConfig):

@@ -23,7 +23,7 @@ BIASES = ("powerlaw", "linspace", "standard")
 class SLSTMConfig:
     """sLSTM; the preset adds its gated-GELU MLP of width 1.3 d_model."""
 
-    heads: int = 4
+    heads: int = 4  # number of heads; outputs feed back to the gates of their own head
     convolution: int = 4  # width of the short convolution in front of the gates i and f; 0 for none
     # initial biases of the forget gate. powerlaw: from 5 to -7 along a head, with an exponent that grows with
     # the depth; linspace: from 3 to 6 along a head; standard: all biases uniform in +- d_model^-1/2, as the

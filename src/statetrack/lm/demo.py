@@ -21,14 +21,14 @@ HELDOUT = 0.1  # part of the files: the demo measures long sequences
 class DemoSize:
     """Model and training of the demo: a few minutes on two cores."""
 
-    steps: int = 1000
-    batch: int = 8
+    steps: int = 1000  # number of updates
+    batch: int = 8  # sequences of one step
     context: int = 256  # tokens of a training sequence; evaluated to 8 times as many
-    d_model: int = 128
-    layers: int = 2
-    heads: int = 2
-    lr: float = 3e-3
-    seed: int = 0
+    d_model: int = 128  # width of the model
+    layers: int = 2  # number of blocks
+    heads: int = 2  # number of heads
+    lr: float = 3e-3  # largest learning rate
+    seed: int = 0  # of initial weights and training data
 
 
 def specs(data: Path, size: DemoSize) -> list[RunSpec]:

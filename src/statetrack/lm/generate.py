@@ -166,7 +166,16 @@ def generate(
     known: int | None = None,
     graph: bool = False,
 ) -> Tensor:
-    """The prompts `tokens` (B, T) with their continuations, (B, T + max_new_tokens)."""
+    """The prompts `tokens` (B, T) with their continuations, (B, T + max_new_tokens).
+
+    The most probable token is taken, unless `sampling` says otherwise: Sampling(temperature=0.8, top_p=0.95),
+    drawn with `generator`. Tokens from `known` on, those that only pad the vocabulary, are never chosen.
+    With `graph` every step is one CUDA graph, on a GPU.
+
+    >>> model = build("deltanet", vocab_size=10, d_model=16, heads=2)
+    >>> generate(model, torch.zeros(2, 5, dtype=torch.int64), 3).shape
+    torch.Size([2, 8])
+    """
     new = stream(model, tokens, max_new_tokens, sampling, generator=generator, known=known, graph=graph)
     return torch.cat([tokens, *(chosen[:, None] for chosen in new)], dim=1)
 

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from statetrack.config import from_dict
 from statetrack.errors import UserError
+from statetrack.field_comments import explain_fields
 from statetrack.files import DamagedFile, load_tensors
 from statetrack.layers import Model, ModelConfig
 from statetrack.layers.ranges import extended_range
@@ -35,15 +36,16 @@ EXPORTED = "statetrack"  # `model_type` in the config.json of an exported folder
 PREFIX = "model."  # of the weights' names in checkpoints and exported folders
 
 
+@explain_fields
 @dataclass(frozen=True)
 class OpenedModel:
     """A language model in evaluation mode, on the CPU, with what belongs to it."""
 
-    model: Model
+    model: Model  # tokens (B, T) to logits (B, T, vocab_size), and the state to go on from
     context: int  # tokens of a training sequence
     vocab_size: int  # of the model: at least that of the tokenizer
     name: str  # of the folder
-    read_tokenizer: Callable[[], Tokenizer]
+    read_tokenizer: Callable[[], Tokenizer]  # what `tokenizer` calls
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -61,6 +63,10 @@ def open_model(
     path: str | Path, eigenvalues: str | None = None, *, tokenizer: str | Path | None = None
 ) -> OpenedModel:
     """The language model in the folder `path`; of an unfinished run that of its newest checkpoint.
+
+        opened = open_model("results/3f9c0d5a7b21")             a run, or a folder of `statetrack lm export`
+        tokens = torch.tensor([opened.tokenizer.encode("Once upon")])
+        logits, state = opened.model(tokens)                    tokens (1, T), logits (1, T, vocabulary)
 
     `eigenvalues="[-1,1]"` opens a model in [0,1] in the wider range, with the same weights, to go on
     training: every eigenvalue a becomes 2 a - 1, so it is another function (see `statetrack.layers.ranges`).

@@ -22,7 +22,14 @@ _checked: ContextVar[bool | None] = ContextVar("statetrack_checked", default=Non
 
 @contextmanager
 def checked(on: bool = True) -> Iterator[None]:
-    """Within this block every op also checks values: beta in [0, 2], no decay above one, nothing NaN."""
+    """Within this block every op also checks values: beta in [0, 2], no decay above one, nothing NaN.
+
+        with statetrack.checked():
+            o, S = delta_rule(q, k, v, beta)        a UserError that names the first bad value and its step
+
+    The environment variable STATETRACK_CHECKED=1 does the same for a whole program. On a GPU every check
+    waits for the device.
+    """
     token = _checked.set(on)
     try:
         yield

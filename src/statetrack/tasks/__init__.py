@@ -90,6 +90,9 @@ def register_task(name: str, task: Task) -> None:
 
     The class is a frozen dataclass derived from `Task`; the instance holds the defaults. Two short sequences
     are drawn, to check their shapes.
+
+        register_task("mod-3", CountModulo(3))                in my_tasks.py
+        statetrack train --task mod-3 --plugin my_tasks.py    on the command line
     """
     if not isinstance(task, Task):
         raise UserError(

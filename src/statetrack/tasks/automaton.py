@@ -31,7 +31,8 @@ class Automaton(Task):
     end, the others up to a random position, after which they are uniform.
     """
 
-    automaton: str
+    automaton: str  # as JSON, which `DFA.to_json` writes
+    # how letters are drawn: uniformly, or such that acceptance stays open
     words: Literal["uniform", "live"] = "uniform"
 
     labels = "dense"

@@ -30,7 +30,7 @@ class Corpus(Task):
     that of index.json, which holds the checksums of all files.
     """
 
-    path: str = field(compare=False)
+    path: str = field(compare=False)  # the folder
     sha256: str = ""  # of index.json; filled in when empty, like the vocabulary when 0
     context: int = 2048  # tokens of a training sequence
     reset: bool = False  # start every document from an empty state

@@ -32,11 +32,11 @@ class Jsonl(StoredTask):
     one more than the largest input and target; they can be raised, for a file that will grow.
     """
 
-    path: str = field(compare=False)
+    path: str = field(compare=False)  # the file
     sha256: str = ""  # of the file; filled in when empty, like the two sizes when 0
-    test_fraction: float = 0.1
-    vocabulary: int = 0
-    classes: int = 0
+    test_fraction: float = 0.1  # share of the lines without a "split" that are tested on
+    vocabulary: int = 0  # number of tokens; one more than the largest input when 0
+    classes: int = 0  # number of labels; one more than the largest target when 0
 
     def __post_init__(self):
         if not 0 <= self.test_fraction <= 1:

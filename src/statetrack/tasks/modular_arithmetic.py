@@ -27,7 +27,7 @@ class Arithmetic(Task):
     model can also give answers that are not digits.
     """
 
-    modulus: int = 5
+    modulus: int = 5  # digits are 0 to modulus - 1
 
     labels = "last"
     train_lengths = (3, 40)
@@ -133,7 +133,7 @@ class BracketArithmetic(Arithmetic):
     its whole product 0, so always answering 0 scores 0.13 where guessing scores 0.
     """
 
-    multiplication: bool = True
+    multiplication: bool = True  # whether * is one of the operators
 
     @property
     def symbols(self) -> tuple[str, ...]:

@@ -13,7 +13,12 @@ IGNORE = -100  # the target of a position that does not count
 
 
 class Batch(NamedTuple):
-    """Sequences and their labels, both (B, T); positions without a label have the target IGNORE = -100."""
+    """Sequences and their labels, both (B, T); positions without a label have the target IGNORE = -100.
+
+    >>> inputs, targets = task("parity-dense").sample(4, (8, 8), torch.Generator().manual_seed(0))
+    >>> inputs.shape, targets.shape                              # a start token, and 8 bits
+    (torch.Size([4, 9]), torch.Size([4, 9]))
+    """
 
     inputs: Tensor  # (B, T), integers below vocab_size
     targets: Tensor  # (B, T), integers below n_classes, or IGNORE

@@ -29,9 +29,9 @@ class WordProblem(Task):
     by k - 1 filler tokens, and its label comes k - 1 positions later, so the model has k tokens to apply it.
     """
 
-    group: str = "S5"
-    inputs: Literal["all", "swaps", "up-to-3", "generators"] = "all"
-    tokens_per_element: int = 1
+    group: str = "S5"  # S5, A5, Z60 (any number), or generators such as "1 0 2; 1 2 0"
+    inputs: Literal["all", "swaps", "up-to-3", "generators"] = "all"  # which elements are drawn
+    tokens_per_element: int = 1  # 1, or more for filler tokens after each element
 
     labels = "dense"
     train_lengths = (32, 32)

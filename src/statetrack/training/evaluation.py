@@ -20,6 +20,9 @@ from statetrack.training.ranks import Ranks
 def evaluate(model: Model, spec: RunSpec, device: torch.device, ranks: Ranks | None = None) -> dict:
     """Accuracy at every length of the spec; the keys are those of one line of metrics.jsonl.
 
+        spec, model = load_run(folder)
+        evaluate(model, spec, torch.device("cpu"))["accuracy"]          {"40": 1.0, "256": ...}
+
     every task with labels: `majority_accuracy`, what always giving the most frequent answer of these samples
     would score at each length (or in each bin): an accuracy means something only above it;
     dense tasks: `accuracy`, the label at exactly that position; `sequence_accuracy`, every label up to it;

@@ -19,6 +19,7 @@ from typing import Any, Literal
 import torch
 
 from statetrack.errors import Interrupted, UserError, require, unknown_name
+from statetrack.field_comments import explain_fields
 from statetrack.spec import RunSpec
 from statetrack.training import sharded_files
 from statetrack.training.evaluation import evaluate
@@ -41,16 +42,20 @@ CHECKPOINTS = ("whole", "sharded")
 Running = Coroutine[None, None, dict[str, Any]]
 
 
+@explain_fields
 @dataclass
 class Options:
-    """How a run is carried out. Nothing here changes its metrics, but for rounding."""
+    """How a run is carried out. Nothing here changes its metrics, but for rounding.
 
-    device: str = "auto"
-    checkpoint_seconds: float = 20.0
+    statetrack.run.run(spec, "results/mine", Options(device="cpu", checkpoint_seconds=60))
+    """
+
+    device: str = "auto"  # auto, cpu or cuda
+    checkpoint_seconds: float = 20.0  # largest time between two checkpoints
     cuda_graphs: bool = True  # on a GPU, launch a step at once instead of kernel by kernel
     progress: ProgressCallback = lambda step, row: None  # after every log line, with its row; on rank 0
-    say: Callable[[str], None] = print  # on rank 0
-    ranks: Ranks = field(default_factory=Ranks)
+    say: Callable[[str], None] = print  # how lines are printed; on rank 0
+    ranks: Ranks = field(default_factory=Ranks)  # the processes that share the run, and which of them this is
     parallel: Parallel | None = None  # how several processes share the work; "ddp" when None
     micro_batches: int = 1  # pieces of a rank's batch, one after the other to save memory
     checkpoints: Checkpoints | None = None  # "sharded" (a file per rank) for fsdp and zero2 when None

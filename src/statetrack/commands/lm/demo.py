@@ -40,9 +40,9 @@ class DemoOptions:
     A second call finds what is done and continues from there.
     """
 
-    size: DemoSize = field(default_factory=DemoSize)
+    size: DemoSize = field(default_factory=DemoSize)  # model and training
     data: Path | None = None  # token shards; the standard library of this Python, as bytes, when None
-    out: Path = Path("results/lm-demo")
+    out: Path = Path("results/lm-demo")  # folder for the runs and the figure
     sequences: int = 128  # held-out sequences, at most
     device: str = "auto"  # auto, cpu or cuda
 

@@ -22,10 +22,10 @@ class EvalOptions:
     harness downloads their data; tasks of your own, YAML files in --include-path, can be local.
     """
 
-    tasks: tuple[str, ...] = ("paper",)
+    tasks: tuple[str, ...] = ("paper",)  # names of tasks; paper: all of the paper's
     include_path: Path | None = None  # folder of YAML tasks
     limit: int | None = None  # documents of each task; all when None
-    batch_size: int = 8
+    batch_size: int = 8  # sequences at a time
     max_length: int | None = None  # tokens of a context; the training length when None
     shots: int | None = None  # examples in front of each question; the task's own number when None
     out: Path | None = None  # JSON file; MODEL/eval.json when None

@@ -23,11 +23,11 @@ class GenerateOptions:
     """
 
     prompt: str = ""  # "-" reads it from the standard input; an empty one starts a new document
-    max_new_tokens: int = 200
+    max_new_tokens: int = 200  # where the text ends at the latest
     temperature: float = 1.0  # 0 takes the most probable token each time
     top_k: int = 0  # choose among the k most probable tokens only; 0 for all
     top_p: float = 1.0  # choose among the fewest tokens that together have this probability
-    seed: int = 0
+    seed: int = 0  # of the random choices
     device: str = "auto"  # auto, cpu or cuda
     cuda_graph: bool = False  # on a GPU, launch each token as one CUDA graph
     tokenizer: Path | None = None  # tokenizer.json, where MODEL has none

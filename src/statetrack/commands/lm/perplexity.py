@@ -33,10 +33,10 @@ class PerplexityOptions:
     read. Models of one label are seeds of each other. Memory does not grow with the length.
     """
 
-    sequences: Sequences = field(default_factory=Sequences)
+    sequences: Sequences = field(default_factory=Sequences)  # which sequences are read
     window: int = 2048  # tokens read at a time, with the state carried on
     batch: int = 4  # sequences read side by side
-    precision: Literal["float32", "bfloat16"] = "float32"
+    precision: Literal["float32", "bfloat16"] = "float32"  # of the layers; recurrences keep float32
     device: str = "auto"  # auto, cpu or cuda
     unit: Literal["document", "sequence"] = "document"  # what the paired bootstrap resamples
     spectrum: bool = False  # also measure how much of the negative half of the spectrum is used

@@ -123,7 +123,7 @@ def read_arguments(arguments: Sequence[str], ranks: Ranks | None = None) -> tupl
         **model_parts(default.model),
         "training": default.training,
         "evaluation": default.evaluation,
-        "options": PretrainOptions(),
+        "run": PretrainOptions(),
     }
     description = (
         "Train a language model: statetrack lm pretrain SPEC.json | PRESET | paper:NAME [--data DIR]. "
@@ -137,9 +137,9 @@ def read_arguments(arguments: Sequence[str], ranks: Ranks | None = None) -> tupl
     model = given_model(name or "model", default.model, given, every)
     changed = {"training": given.training, "evaluation": given.evaluation, "seed": given.seed}
     spec = replace(default, task=task, model=model, **changed).resolved()
-    if not given.options.print_spec:
+    if not given.run.print_spec:
         _check_data(spec, None if extend is None else Path(extend))
-    return given.options, spec
+    return given.run, spec
 
 
 def _default(
