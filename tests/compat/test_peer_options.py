@@ -5,6 +5,7 @@ import re
 import pytest
 
 from statetrack import (
+    AttentionConfig,
     DeltaNetConfig,
     MambaConfig,
     MLSTMConfig,
@@ -32,6 +33,7 @@ from statetrack.peer_options import PEER_OPTIONS
         (lambda: MambaConfig(time_step_floor=1e-4), "Here: dt_init_floor"),
         (lambda: MambaConfig(d_conv=4), "Here: convolution."),
         (lambda: MLSTMConfig(num_heads=4), "Here: heads."),
+        (lambda: build("transformer", 10, window_size=8), "Here: window"),
         (lambda: ModelConfig(hidden_size=64), "Here: d_model."),
         (lambda: TrainingConfig(learning_rate=1e-3), "Here: lr."),
         (lambda: build("deltanet", 10, use_short_conv=False), "convolution=0"),
@@ -80,7 +82,7 @@ def test_options_that_exist_under_the_same_name_are_not_refused():
 
 def test_the_table_points_to_options_that_exist():
     """The word an entry begins with is a field of some config or an argument of build."""
-    configs = (DeltaNetConfig, MambaConfig, ModelConfig, TrainingConfig)
+    configs = (AttentionConfig, DeltaNetConfig, MambaConfig, ModelConfig, TrainingConfig)
     known = {name for config in configs for name in config.__dataclass_fields__} | {
         "attention_every",
         "the",

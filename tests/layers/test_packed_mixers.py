@@ -32,6 +32,7 @@ CASES = {
     "slstm": ("slstm", {"heads": 2}),
     "slstm without convolution": ("slstm", {"heads": 2, "convolution": 0}),
     "attention": ("transformer", {"heads": 2}),
+    "attention in a window": ("transformer", {"heads": 2, "window": 3, "qkv_bias": True}),
 }
 
 

@@ -33,18 +33,20 @@ def rms(x: Tensor, weight: Tensor, settings: dict) -> Tensor:
 
 def delta(w: dict[str, Tensor], settings: dict, x: Tensor) -> Tensor:
     heads = settings["num_heads"]
+    values = settings.get("num_v_heads") or heads
     q, k, v = (x @ w[f"{name}_proj.weight"].T for name in "qkv")
     if settings["use_short_conv"]:
         q, k, v = (convolved(y, w[f"{n}_conv1d.weight"][:, 0]) for n, y in zip("qkv", (q, k, v), strict=True))
     activation = {"silu": F.silu, "relu": F.relu, "identity": lambda y: y}
     q, k = (activation[settings.get("qk_activation", "silu")](y) for y in (q, k))
-    q, k, v = (y.unflatten(-1, (heads, -1)) for y in (q, k, F.silu(v)))
+    q, k, v = (y.unflatten(-1, (n, -1)) for y, n in ((q, heads), (k, heads), (F.silu(v), values)))
     q, k = (y / (y.square().sum(-1, keepdim=True) + 1e-6).sqrt() for y in (q, k))
+    q, k = (y[:, :, [i * heads // values for i in range(values)]] for y in (q, k))
     beta = torch.sigmoid(x @ w["b_proj.weight"].T) * (2 if settings["allow_neg_eigval"] else 1)
     decay = torch.ones_like(beta)
     if "A_log" in w:
         decay = torch.exp(-w["A_log"].exp() * F.softplus(x @ w["a_proj.weight"].T + w["dt_bias"]))
-    S = x.new_zeros(len(x), heads, k.shape[-1], v.shape[-1])
+    S = x.new_zeros(len(x), values, k.shape[-1], v.shape[-1])
     outputs = []
     for t in range(x.shape[1]):
         S = S * decay[:, t, :, None, None]
@@ -53,7 +55,8 @@ def delta(w: dict[str, Tensor], settings: dict, x: Tensor) -> Tensor:
         outputs.append(torch.einsum("bhkv,bhk->bhv", S, q[:, t]) / k.shape[-1] ** 0.5)
     o = rms(torch.stack(outputs, 1), w["o_norm.weight"], settings).flatten(-2)
     if settings["use_gate"]:
-        o = o * F.silu(x @ w["g_proj.weight"].T)
+        activation = {"swish": F.silu, "sigmoid": torch.sigmoid}
+        o = o * activation[settings.get("output_gate_activation", "swish")](x @ w["g_proj.weight"].T)
     return o @ w["o_proj.weight"].T
 
 
@@ -66,11 +69,14 @@ def convolved(x: Tensor, taps: Tensor) -> Tensor:
 def attention(w: dict[str, Tensor], spec: dict, x: Tensor) -> Tensor:
     heads, shared = spec["num_heads"], spec["num_kv_heads"]
     q, k, v = (x @ w[f"{name}_proj.weight"].T for name in "qkv")
+    if spec["qkv_bias"]:
+        q, k, v = (y + w[f"{n}_proj.bias"] for n, y in zip("qkv", (q, k, v), strict=True))
     q, k, v = (y.unflatten(-1, (n, -1)).transpose(1, 2) for y, n in ((q, heads), (k, shared), (v, shared)))
     q, k = (rotated(y, spec["rope_theta"]) for y in (q, k))
     k, v = (y.repeat_interleave(heads // shared, 1) for y in (k, v))
-    later = torch.ones(x.shape[1], x.shape[1]).triu(1) > 0
-    scores = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(later, -torch.inf)
+    distance = torch.arange(x.shape[1])[:, None] - torch.arange(x.shape[1])
+    unseen = (distance < 0) | (distance >= (spec["window_size"] or x.shape[1]))
+    scores = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(unseen, -torch.inf)
     return (scores.softmax(-1) @ v).transpose(1, 2).flatten(-2) @ w["o_proj.weight"].T
 
 

@@ -47,7 +47,10 @@ THEIRS = {
     "olmo_hybrid in [0,1]": ("olmo_hybrid", OLMO | {"linear_allow_neg_eigval": False}),
     "olmo_hybrid without positions": ("olmo_hybrid", OLMO | {"rope_parameters": {"rope_theta": None}}),
     "olmo_hybrid tied": ("olmo_hybrid", OLMO | {"tie_word_embeddings": True}),
+    "olmo_hybrid with grouped values": ("olmo_hybrid", OLMO | {"linear_num_value_heads": 6}),
     "mamba": ("mamba", {"hidden_size": 32, "num_hidden_layers": 2}),
+    "mamba with biases": ("mamba", {"hidden_size": 32, "num_hidden_layers": 2, "use_bias": True}),
+    "mamba without": ("mamba", {"hidden_size": 32, "num_hidden_layers": 2, "use_conv_bias": False}),
     "mamba untied": ("mamba", {"hidden_size": 32, "num_hidden_layers": 2, "tie_word_embeddings": False}),
 }
 
@@ -64,6 +67,8 @@ def scramble(model: torch.nn.Module) -> torch.nn.Module:
             parameter.normal_()
         elif parameter.ndim > 1 and "A_log" not in name:
             parameter.normal_(std=0.1)
+        elif "bias" in name and "dt" not in name and "decay" not in name:
+            parameter.normal_(std=0.3)
         elif "norm" in name:
             parameter.uniform_(0.5, 1.5)
             if name in LAST_NORMS:
@@ -153,6 +158,14 @@ FLA = {
     "relu": ("fla-deltanet", replace(DELTANET, qk_activation="relu"), {}),
     "gated": ("fla-gated-deltanet", replace(LINEAR, head_norm_eps=1e-6), {}),
     "gated without output gate": ("fla-gated-deltanet", replace(DELTANET, gated=True), {}),
+    "grouped values": ("fla-gated-deltanet", replace(LINEAR, head_norm_eps=1e-6, value_heads=6), {}),
+    "sigmoid gate": (
+        "fla-gated-deltanet",
+        replace(LINEAR, head_norm_eps=1e-6, gate_activation="sigmoid", eigenvalues="[0,1]"),
+        {},
+    ),
+    "biases": ("fla-deltanet", None, {"mixers": (DELTANET, AttentionConfig(4, kv_heads=2, qkv_bias=True))}),
+    "window": ("fla-deltanet", None, {"mixers": (DELTANET, AttentionConfig(2, window=9))}),
     "hybrid": ("fla-gated-deltanet", None, {"mixers": (replace(DELTANET, gated=True), AttentionConfig(2))}),
     "grouped keys": ("fla-deltanet", None, {"mixers": (DELTANET, AttentionConfig(4, 500.0, kv_heads=2))}),
 }
@@ -234,12 +247,15 @@ def read(folder: Path) -> dict:
 
 
 UNREADABLE = {
-    "biases": ("mamba", {"use_bias": True}, "use_bias is True"),
-    "no bias of the convolution": ("mamba", {"use_conv_bias": False}, "use_conv_bias is False"),
-    "grouped values": (
+    "values without keys": (
         "olmo_hybrid",
-        {"linear_num_value_heads": 8, "linear_num_key_heads": 4},
-        "value_heads",
+        {"linear_num_value_heads": 6, "linear_num_key_heads": 4},
+        "linear_num_value_heads is 6, expected a multiple of linear_num_key_heads = 4",
+    ),
+    "other values without keys": (
+        "gated_deltanet",
+        {"num_v_heads": 4, "num_heads": 3},
+        "num_v_heads is 4, expected a multiple of num_heads = 3",
     ),
     "attention bias": ("olmo_hybrid", {"attention_bias": True}, "attention_bias is True"),
     "bent positions": (
@@ -250,8 +266,8 @@ UNREADABLE = {
     "other norm of keys": ("delta_net", {"qk_norm": "sum"}, "qk_norm is 'sum'"),
     "other activation": ("delta_net", {"qk_activation": "elu"}, "qk_activation is 'elu'"),
     "no beta": ("delta_net", {"use_beta": False}, "use_beta is False"),
-    "window": ("delta_net", {"attn": {"layers": [0], "num_heads": 2, "window_size": 8}}, "window_size is 8"),
-    "sigmoid gate": ("gated_deltanet", {"output_gate_activation": "sigmoid"}, "'sigmoid', expected 'swish'"),
+    "bias of the convolutions": ("gated_deltanet", {"conv_bias": True}, "conv_bias is True"),
+    "another gate": ("gated_deltanet", {"output_gate_activation": "relu"}, "'relu', expected 'swish'"),
     "unknown family": ("llama", {}, "model_type is 'llama', expected one of mamba"),
     "not a config of it": (
         "olmo_hybrid",
@@ -292,6 +308,31 @@ UNWRITABLE = {
     "gate": ("fla-deltanet", ModelConfig(LINEAR), "gated is True, expected False"),
     "two eps": ("fla-gated-deltanet", ModelConfig(LINEAR, norm_eps=1e-6), "head_norm_eps is 1e-05"),
     "two mixers": ("fla-deltanet", ModelConfig(mixers=(DELTANET, LINEAR), layers=2), "2 configurations"),
+    "hard betas": (
+        "fla-deltanet",
+        ModelConfig(replace(DELTANET, beta="hard"), norm_eps=1e-6),
+        "beta is 'hard'",
+    ),
+    "hard betas in OLMo": (
+        "olmo_hybrid",
+        replace(HYBRID, mixers=(replace(LINEAR, beta="hard"), ATTENTION)),
+        "beta is 'hard'",
+    ),
+    "a window in OLMo": (
+        "olmo_hybrid",
+        replace(HYBRID, mixers=(LINEAR, replace(ATTENTION, window=8))),
+        "window is 8, expected None",
+    ),
+    "grouped values without a gate": (
+        "fla-deltanet",
+        ModelConfig(replace(DELTANET, value_heads=4), norm_eps=1e-6),
+        "value_heads is 4, expected None or 2",
+    ),
+    "sigmoid gate without a decay": (
+        "fla-deltanet",
+        ModelConfig(replace(DELTANET, output_gate=True, gate_activation="sigmoid"), norm_eps=1e-6),
+        "gate_activation is 'sigmoid'",
+    ),
     "layer norms": ("fla-deltanet", ModelConfig(DELTANET, norm="layer"), "norm is 'layer'"),
 }
 

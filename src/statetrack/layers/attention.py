@@ -27,6 +27,8 @@ class AttentionConfig:
     kv_heads: int | None = added(None)  # heads of keys and values, shared by groups of queries; all when None
     qk_norm: bool = added(False)  # RMS norms of the whole q and k, across their heads, as in OLMo
     qk_norm_eps: float = added(1e-5)  # eps of these norms
+    qkv_bias: bool = added(False)  # whether q, k and v have a bias
+    window: int | None = added(None)  # the last so many steps are seen, this one included; all when None
 
     def build(self, d_model: int, layers: int) -> "Attention":
         return Attention(self, d_model, layers)
@@ -46,6 +48,8 @@ class AttentionState(NamedTuple):
 class Attention(Mixer):
     """y_t = W_o sum_{s <= t} softmax_s(q_t . k_s / sqrt(K)) v_s, with q and k rotated by their position.
 
+    With `window` w the sum is over t - w < s <= t; the state keeps all steps all the same.
+
     Packed sequences are padded to the longest for the softmax, and only there. Shapes: x, y (B, T, d_model);
     the state, keys and values of all steps so far, (B, H, T, K) with K = d_model / H.
 
@@ -62,7 +66,7 @@ class Attention(Mixer):
     def __init__(self, config: AttentionConfig, d_model: int, layers: int = 1):
         super().__init__()
         self.config = config
-        check_sizes("Attention", kv_heads=config.kv_heads)
+        check_sizes("Attention", kv_heads=config.kv_heads, window=config.window)
         check_eps("Attention", qk_norm_eps=config.qk_norm_eps)
         K = divide("Attention", d_model, config.heads, "heads")
         self.kv_heads = config.kv_heads or config.heads
@@ -73,12 +77,14 @@ class Attention(Mixer):
                 "channels. Choose another number of heads."
             )
         self.widths = d_model, K * self.kv_heads, K * self.kv_heads  # of q, k and v
-        self.to_qkv = nn.Linear(d_model, sum(self.widths), bias=False)
+        self.to_qkv = nn.Linear(d_model, sum(self.widths), bias=config.qkv_bias)
         self.to_out = nn.Linear(d_model, d_model, bias=False)
         self.q_norm, self.k_norm = None, None
         if config.qk_norm:
             self.q_norm, self.k_norm = (RMSNorm(width, config.qk_norm_eps) for width in self.widths[:2])
         nn.init.normal_(self.to_qkv.weight, std=0.02)
+        if config.qkv_bias:
+            nn.init.zeros_(self.to_qkv.bias)
         nn.init.normal_(self.to_out.weight, std=0.02 / (2 * layers) ** 0.5)
 
     def forward(
@@ -101,7 +107,7 @@ class Attention(Mixer):
         if self.config.positions:
             q, k = (rotate(y, past, self.config.rotary_base) for y in (q, k))
         after = _extended(state, k, v)
-        y = _attend(q, after.k, after.v, past).transpose(1, 2).flatten(-2)
+        y = _attend(q, after.k, after.v, past, self.config.window).transpose(1, 2).flatten(-2)
         if rows is not None:
             # the padding lies behind the steps that count, and later ones are written over it
             y, after = rows.packed(y), after._replace(lengths=past + rows.lengths)
@@ -150,15 +156,21 @@ def _extended(state: AttentionState | None, k: Tensor, v: Tensor) -> AttentionSt
     return AttentionState(k, v, state.lengths + T)
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, past: int | Tensor) -> Tensor:
-    """The softmax average, where query t has position past + t and sees the keys up to that position."""
+def _attend(q: Tensor, k: Tensor, v: Tensor, past: int | Tensor, window: int | None) -> Tensor:
+    """The softmax average, where query t has position past + t and sees the keys up to that position.
+
+    With a window it sees the last so many of them.
+    """
     T, grouped = q.shape[2], q.shape[1] // k.shape[1]
     if grouped > 1:
         k, v = (x.repeat_interleave(grouped, dim=1) for x in (k, v))
-    if isinstance(past, int) and past == 0:
+    if isinstance(past, int) and past == 0 and (window is None or window >= T):
         return F.scaled_dot_product_attention(q, k, v, is_causal=T > 1)
     places = torch.arange(k.shape[2], device=q.device)
-    seen = places <= _positions(past, T, q.device)[..., None]
+    positions = _positions(past, T, q.device)[..., None]
+    seen = places <= positions
+    if window is not None:
+        seen = seen & (places > positions - window)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
 
 

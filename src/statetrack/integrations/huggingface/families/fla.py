@@ -20,6 +20,7 @@ from statetrack.integrations.huggingface.families.olmo_hybrid import LINEARS, ML
 from statetrack.layers import AttentionConfig, DeltaNetConfig, ModelConfig
 from statetrack.ops.checks import EIGENVALUES
 
+GATES = {"swish": "silu", "silu": "silu", "sigmoid": "sigmoid"}  # theirs and ours, of the output
 DELTANET, GATED = "fla-deltanet", "fla-gated-deltanet"
 
 # of the config classes of flash-linear-attention 0.6.0: a config.json leaves out what an older version lacked
@@ -73,9 +74,16 @@ def read(name: str, settings: Mapping[str, Any]) -> ModelConfig:
     expect(where, settings, attnres_block_size=None, hidden_act=("swish", "silu"), conv_bias=False)
     own: dict[str, Any]
     if name == GATED:
-        expect(where, settings, num_v_heads=(None, heads), output_gate_activation=("swish", "silu"))
-        keys = settings["head_dim"]
-        own = {"head_dim": keys, "value_dim": _whole(where, "expand_v", keys * settings["expand_v"])}
+        expect(where, settings, output_gate_activation=tuple(GATES))
+        keys, values = settings["head_dim"], settings["num_v_heads"] or heads
+        if values % heads:
+            raise UserError(f"{where}: num_v_heads is {values}, expected a multiple of num_heads = {heads}.")
+        own = {
+            "head_dim": keys,
+            "value_dim": _whole(where, "expand_v", keys * settings["expand_v"]),
+            "value_heads": None if values == heads else values,
+            "gate_activation": GATES[settings["output_gate_activation"]],
+        }
     else:
         activations = ("silu", "relu", "identity")
         expect(where, settings, qk_norm="l2", use_beta=True, qk_activation=activations)
@@ -123,11 +131,14 @@ def _attention_of(where: str, attn: Any) -> dict[int, AttentionConfig]:
     """The attention layers of a hybrid; `attn` is None, one specification, or a list of them."""
     layers: dict[int, AttentionConfig] = {}
     for spec in attn if isinstance(attn, list) else [attn] if attn else []:
-        expect(f"{where}, attn", spec, qkv_bias=(False, None), window_size=None)
         heads = spec["num_heads"]
         shared = spec.get("num_kv_heads") or heads
         mixer = AttentionConfig(
-            heads, float(spec.get("rope_theta") or 10_000.0), kv_heads=None if shared == heads else shared
+            heads,
+            float(spec.get("rope_theta") or 10_000.0),
+            kv_heads=None if shared == heads else shared,
+            qkv_bias=bool(spec.get("qkv_bias")),
+            window=spec.get("window_size"),
         )
         layers |= dict.fromkeys(spec["layers"], mixer)
     return layers
@@ -142,7 +153,7 @@ def write(name: str, config: ModelConfig) -> dict[str, Any]:
     )
     expect(where, linear, householders=1, gated=name == GATED, head_norm_eps=config.norm_eps)
     expect(where, linear, eigenvalues=EIGENVALUES, signed_gate=False)
-    expect(where, linear, value_heads=(None, linear.heads), conv_bias=False, gate_activation="silu")
+    expect(where, linear, conv_bias=False, beta="sigmoid")
     K = linear.head_dim or config.d_model // linear.heads
     V = linear.value_dim or K
     settings = {
@@ -159,7 +170,12 @@ def write(name: str, config: ModelConfig) -> dict[str, Any]:
     }
     if name == GATED:
         expect(where, linear, qk_activation="silu")
-        return DEFAULTS[name] | settings | {"head_dim": K, "expand_v": V / K}
+        values = {"head_dim": K, "expand_v": V / K, "num_v_heads": linear.value_heads}
+        gate = "swish" if linear.gate_activation == "silu" else linear.gate_activation
+        return DEFAULTS[name] | settings | values | {"output_gate_activation": gate}
+    expect(where, linear, value_heads=(None, linear.heads))
+    if linear.output_gate:
+        expect(where, linear, gate_activation="silu")
     ratios = {"expand_k": linear.heads * K / config.d_model, "expand_v": linear.heads * V / config.d_model}
     return DEFAULTS[name] | settings | ratios | {"qk_activation": linear.qk_activation}
 
@@ -172,8 +188,8 @@ def _attention_spec(where: str, config: ModelConfig, layers: list[int]) -> dict[
         "layers": layers,
         "num_heads": attention.heads,
         "num_kv_heads": attention.kv_heads or attention.heads,
-        "qkv_bias": False,
-        "window_size": None,
+        "qkv_bias": attention.qkv_bias,
+        "window_size": attention.window,
         "rope_theta": attention.rotary_base,
     }
 
@@ -186,7 +202,7 @@ def names(config: ModelConfig) -> list[Equal]:
         equal += renamed(MLP, f"{ours}mlp.", f"{theirs}mlp.")
         ours, theirs = f"{ours}mixer.", f"{theirs}attn."
         if isinstance(mixer, AttentionConfig):
-            equal += [attention_rows(mixer, config.d_model, ours, theirs)]
+            equal += attention_rows(mixer, config.d_model, ours, theirs)
             equal += renamed({"to_out": "o_proj"}, ours, theirs)
         else:
             assert isinstance(mixer, DeltaNetConfig)

@@ -17,17 +17,18 @@ from statetrack.layers import MambaConfig, ModelConfig
 
 NAME = "mamba"
 LINEARS = {name: name for name in ("in_proj", "conv1d", "x_proj", "dt_proj", "out_proj")}
-BIASES = {name: name for name in ("conv1d", "dt_proj")}
 
 
 def read(settings: Mapping[str, Any]) -> ModelConfig:
-    expect(f"{NAME} checkpoint", settings, use_bias=False, use_conv_bias=True, hidden_act=("silu", "swish"))
+    expect(f"{NAME} checkpoint", settings, hidden_act=("silu", "swish"))
     mixer = MambaConfig(
         "[0,1]",
         d_state=settings["state_size"],
         expand=settings["expand"],
         convolution=settings["conv_kernel"],
         dt_rank=int(settings["time_step_rank"]),
+        bias=settings["use_bias"],
+        conv_bias=settings["use_conv_bias"],
     )
     return ModelConfig(
         mixer,
@@ -42,7 +43,7 @@ def read(settings: Mapping[str, Any]) -> ModelConfig:
 def write(config: ModelConfig) -> dict[str, Any]:
     expect_backbone(f"to {NAME}", config, mlp=False)
     mixer = single(f"to {NAME}", layers_of(config), MambaConfig, "layers")
-    expect(f"to {NAME}", mixer, eigenvalues="[0,1]", bias=False, conv_bias=True)
+    expect(f"to {NAME}", mixer, eigenvalues="[0,1]")
     return {
         "hidden_size": config.d_model,
         "num_hidden_layers": config.layers,
@@ -51,6 +52,8 @@ def write(config: ModelConfig) -> dict[str, Any]:
         "conv_kernel": mixer.convolution,
         "time_step_rank": mixer.dt_rank or "auto",
         "layer_norm_epsilon": config.norm_eps,
+        "use_bias": mixer.bias,
+        "use_conv_bias": mixer.conv_bias,
     }
 
 
@@ -59,11 +62,20 @@ def names(config: ModelConfig) -> list[Equal]:
         one("embedding.weight", "backbone.embeddings.weight"),
         one("norm.weight", "backbone.norm_f.weight"),
     ]
-    for i in range(config.layers):
+    for i, mixer in enumerate(layers_of(config)):
+        assert isinstance(mixer, MambaConfig)
+        biases = {
+            "dt_proj": True,
+            "conv1d": mixer.conv_bias,
+            "in_proj": mixer.bias,
+            "out_proj": mixer.bias,
+        }
         ours, theirs = f"blocks.{i}.", f"backbone.layers.{i}."
         equal += renamed({"mixer_norm": "norm"}, ours, theirs)
         ours, theirs = f"{ours}mixer.", f"{theirs}mixer."
-        equal += renamed(LINEARS, ours, theirs) + renamed(BIASES, ours, theirs, ".bias")
+        equal += renamed(LINEARS, ours, theirs) + renamed(
+            {name: name for name, has in biases.items() if has}, ours, theirs, ".bias"
+        )
         equal += renamed({"A_log": "A_log", "D": "D"}, ours, theirs, "")
     return equal if config.tied else [*equal, one("head.weight", "lm_head.weight")]
 

@@ -48,7 +48,13 @@ LINEARS = {
 
 def read(settings: Mapping[str, Any]) -> ModelConfig:
     where, heads = f"{NAME} checkpoint", settings["linear_num_key_heads"]
-    expect(where, settings, hidden_act=("silu", "swish"), attention_bias=False, linear_num_value_heads=heads)
+    expect(where, settings, hidden_act=("silu", "swish"), attention_bias=False)
+    values = settings["linear_num_value_heads"]
+    if values % heads:
+        raise UserError(
+            f"{where}: linear_num_value_heads is {values}, expected a multiple of linear_num_key_heads = "
+            f"{heads}."
+        )
     expect(where, settings, attention_dropout=(0.0, None))
     expect(where, settings, head_dim=(None, settings["hidden_size"] // settings["num_attention_heads"]))
     linear = DeltaNetConfig(
@@ -60,6 +66,7 @@ def read(settings: Mapping[str, Any]) -> ModelConfig:
         output_gate=True,
         gated=True,
         head_norm_eps=HEAD_NORM_EPS,
+        value_heads=None if values == heads else values,
     )
     heads, kv_heads = settings["num_attention_heads"], settings["num_key_value_heads"]
     attention = AttentionConfig(
@@ -102,11 +109,12 @@ def write(config: ModelConfig) -> dict[str, Any]:
     linear = single(where, [m for m in mixers if m != attention], DeltaNetConfig, "other layers")
     expect(where, linear, gated=True, output_gate=True, householders=1, qk_activation="silu")
     expect(where, linear, head_norm_eps=HEAD_NORM_EPS, eigenvalues=EIGENVALUES, signed_gate=False)
-    expect(where, linear, value_heads=(None, linear.heads), conv_bias=False, gate_activation="silu")
-    expect(where, attention, qk_norm=True, qk_norm_eps=config.norm_eps)
+    expect(where, linear, conv_bias=False, gate_activation="silu", beta="sigmoid")
+    expect(where, attention, qk_norm=True, qk_norm_eps=config.norm_eps, qkv_bias=False, window=None)
     if not linear.convolution:
         raise UserError(f"{where}: convolution is 0, expected at least 1: its layers have a convolution.")
     keys, values = _widths(linear, config.d_model)
+    value_heads = linear.value_heads or linear.heads
     return {
         "hidden_size": config.d_model,
         "intermediate_size": round(config.mlp_ratio * config.d_model),
@@ -121,9 +129,9 @@ def write(config: ModelConfig) -> dict[str, Any]:
             "rope_theta": attention.rotary_base if attention.positions else None,
         },
         "linear_num_key_heads": linear.heads,
-        "linear_num_value_heads": linear.heads,
+        "linear_num_value_heads": value_heads,
         "linear_key_head_dim": keys // linear.heads,
-        "linear_value_head_dim": values // linear.heads,
+        "linear_value_head_dim": values // value_heads,
         "linear_conv_kernel_dim": linear.convolution,
         "linear_allow_neg_eigval": linear.eigenvalues == "[-1,1]",
     }
@@ -132,7 +140,7 @@ def write(config: ModelConfig) -> dict[str, Any]:
 def _widths(linear: DeltaNetConfig, d_model: int) -> tuple[int, int]:
     """Rows of keys and of values, all heads together."""
     K = linear.head_dim or d_model // linear.heads
-    return linear.heads * K, linear.heads * (linear.value_dim or K)
+    return linear.heads * K, (linear.value_heads or linear.heads) * (linear.value_dim or K)
 
 
 def names(config: ModelConfig) -> list[Equal]:
@@ -158,16 +166,19 @@ def _linear(ours: str, theirs: str) -> list[Equal]:
 
 def _attention(mixer: AttentionConfig, d_model: int, ours: str, theirs: str) -> list[Equal]:
     return [
-        attention_rows(mixer, d_model, ours, theirs),
+        *attention_rows(mixer, d_model, ours, theirs),
         *renamed({"to_out": "o_proj", "q_norm": "q_norm", "k_norm": "k_norm"}, ours, theirs),
     ]
 
 
-def attention_rows(mixer: AttentionConfig, d_model: int, ours: str, theirs: str) -> Equal:
-    """Our one matrix of q, k and v, and their three."""
+def attention_rows(mixer: AttentionConfig, d_model: int, ours: str, theirs: str) -> list[Equal]:
+    """Our one matrix of q, k and v, and their three; and so for their biases, where there are any."""
     shared = d_model // mixer.heads * (mixer.kv_heads or mixer.heads)
-    parts = tuple(f"{theirs}{part}_proj.weight" for part in "qkv")
-    return Equal((f"{ours}to_qkv.weight",), parts, (d_model, shared, shared))
+    return [
+        Equal((f"{ours}to_qkv.{kind}",), tuple(f"{theirs}{part}_proj.{kind}" for part in "qkv"), rows)
+        for kind, rows in (("weight", (d_model, shared, shared)), ("bias", (d_model, shared, shared)))
+        if kind == "weight" or mixer.qkv_bias
+    ]
 
 
 def with_one_name(config: ModelConfig, weights: Weights) -> Weights:
