@@ -153,8 +153,53 @@ class GatedCase:
         return lambda: scan(v, dt, A, k, q, steps).backward(do)
 
 
-Case = DeltaRuleCase | SelectiveScanCase | GatedCase
-KINDS = {cls.__name__: cls for cls in (DeltaRuleCase, SelectiveScanCase, GatedCase)}
+@dataclass(frozen=True)
+class KdaCase:
+    """Forward and backward of the delta rule with a gate per key channel (KDA), float32.
+
+    The gate is exp(g), or 2 exp(g) - 1 in [-1,1]. The peer is the PyTorch chunk rule of transformers' Kimi
+    Linear; it knows gates in [0,1] only, and is that in both ranges.
+    """
+
+    B: int
+    T: int
+    H: int
+    d: int
+    eigenvalues: str = "[0,1]"
+
+    peer_name = "transformers"
+
+    @property
+    def name(self) -> str:
+        return f"kda B{self.B} T{self.T} H{self.H} d{self.d}"
+
+    def _inputs(self) -> tuple[list[Tensor], Tensor]:
+        generator = torch.Generator().manual_seed(0)
+        shape = (self.B, self.T, self.H, self.d)
+        q, k, v, do = (torch.randn(shape, generator=generator) for _ in range(4))
+        beta = 2 * torch.rand(shape[:3], generator=generator)
+        g = -torch.rand(shape, generator=generator)
+        return [x.requires_grad_() for x in (q, k, v, beta, g)], do
+
+    def ours(self, backend: str = "auto") -> Work:
+        (q, k, v, beta, g), do = self._inputs()
+
+        def work() -> None:
+            gate = {"g": g} if self.eigenvalues == "[0,1]" else {"a": 2 * torch.exp(g) - 1}
+            o, _ = delta_rule(q, k, v, beta, **gate, use_qk_l2norm_in_kernel=True, backend=backend)
+            o.backward(do)
+
+        return work
+
+    def peer(self) -> Work:
+        name = "transformers.models.kimi_linear.modeling_kimi_linear"
+        rule = require(name, extra="bench", for_="comparing with transformers").chunk_kimi_delta_attention
+        (q, k, v, beta, g), do = self._inputs()
+        return lambda: rule(q, k, v, g, beta, use_qk_l2norm_in_kernel=True)[0].backward(do)
+
+
+Case = DeltaRuleCase | SelectiveScanCase | GatedCase | KdaCase
+KINDS = {cls.__name__: cls for cls in (DeltaRuleCase, SelectiveScanCase, GatedCase, KdaCase)}
 
 CPU_CASES: list[Case] = [
     SelectiveScanCase(8, 512, 256, 16),
@@ -164,6 +209,8 @@ CPU_CASES: list[Case] = [
     DeltaRuleCase(1, 2048, 8, 128),
     GatedCase(8, 512, 8, 64),
     GatedCase(1, 2048, 8, 64),
+    KdaCase(8, 512, 4, 32),
+    KdaCase(1, 2048, 4, 32),
 ]
 
 LENGTHS = tuple(1024 * 2**i for i in range(7))  # 1k to 64k

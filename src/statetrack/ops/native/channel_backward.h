@@ -6,13 +6,8 @@
 //     dq_in = dO S^T    dk_in = -Y S^T    dk_out = U D^T        dP_C = rowsum(S o D)
 //     D <- P_C o D + q_in^T dO - k_in^T Y
 //
-// dQ, dK and da follow by the chain rule through the products of gates, step by step and last step first. A
-// product w_t = a_t w_{t-1} has the gradient
-//
-//     y_t = (what w_t was used for) + a_{t+1} y_{t+1}        da_t += y_t w_{t-1}
-//
-// which divides by nothing and is exact where a_t is 0. Products with S^T and D^T are done as (S dO^T)^T: the
-// thin matrices are transposed, never the states.
+// dQ, dK and da follow by the chain rule through the products of gates (pairs.h). Products with S^T and D^T are
+// done as (S dO^T)^T: the thin matrices are transposed, never the states.
 #pragma once
 
 #include "channel_forward.h"
@@ -30,49 +25,8 @@ struct ChannelBackward {
     float *through;                // [K][MAX_PAIRED]: dq_in, dk_in or dk_out before it is transposed
     float *dq_in, *dk_in, *dk_out; // [rows][K]
     float *dQ, *dK, *da, *dend;    // [rows][K]; dP_C [K]
+    float *dkeys;                  // [rows][K]: the part of dK through what later steps read
 };
-
-// dQ, dK and da of a chunk, W channels at a time. The products of gates are those of every key, w_s = k_s,
-// w_t = a_t w_{t-1}, which end as k_out, and P, which is a key of ones before the chunk.
-void channel_gradients(const ChannelBackward& w) {
-    const ChannelChunk& c = w.c;
-    const int64_t K = c.K, n = c.rows;
-    for (int64_t i = 0; i < K; i += W) {
-        vec product[MAX_PAIRED], dq[MAX_PAIRED], dk[MAX_PAIRED], da[MAX_PAIRED];
-        vec P = all(1.0f);
-        for (int64_t t = 0; t < n; t++) product[t] = P *= load(c.gates + t * K + i);
-        vec y = load(w.dend + i);
-        for (int64_t t = n - 1; t >= 0; t--) {
-            const vec to_q = load(w.dq_in + t * K + i), to_k = load(w.dk_in + t * K + i);
-            dq[t] = to_q * product[t];
-            dk[t] = to_k * product[t];
-            y += to_q * load(c.Q + t * K + i) + to_k * load(c.keys + t * K + i);
-            da[t] = t ? y * product[t - 1] : y;
-            y *= load(c.gates + t * K + i);
-        }
-        for (int64_t s = 0; s < n; s++) {
-            product[s] = load(c.keys + s * K + i);
-            for (int64_t t = s + 1; t < n; t++) product[t] = product[t - 1] * load(c.gates + t * K + i);
-            vec y = load(w.dk_out + s * K + i);
-            for (int64_t t = n - 1; t > s; t--) {
-                const vec to_q = all(w.dA[t * MAX_PAIRED + s]), to_k = all(w.dL[t * MAX_PAIRED + s]);
-                dq[t] += to_q * product[t];
-                dk[t] += to_k * product[t];
-                y += to_q * load(c.Q + t * K + i) + to_k * load(c.keys + t * K + i);
-                da[t] += y * product[t - 1];
-                y *= load(c.gates + t * K + i);
-            }
-            const vec to_q = all(w.dA[s * MAX_PAIRED + s]);
-            dq[s] += to_q * product[s];
-            dk[s] += y + to_q * load(c.Q + s * K + i);
-        }
-        for (int64_t t = 0; t < n; t++) {
-            store(w.dQ + t * K + i, dq[t]);
-            store(w.dK + t * K + i, dk[t]);
-            store(w.da + t * K + i, da[t]);
-        }
-    }
-}
 
 // rows [rows][K] = sign x state^T, where x_t (V, rows) is x transposed; zero where there is no state.
 void through_state(const ChannelBackward& w, const float* state, const float* x_t, float* rows, float sign,
@@ -131,7 +85,10 @@ void channel_backward_chunk(const ChannelBackward& w, int64_t chunk, const float
         for (int64_t j = 0; j < V; j += W) both += load(S + i * V + j) * load(w.D + i * V + j);
         w.dend[i] = sum(both);
     }
-    channel_gradients(w);
+    clear_from(w.dL, c.rows, 0);
+    PairGradients<2>{c.rows, K, c.gates, c.keys, w.dk_out, w.dend, {c.Q, c.keys}, {w.dA, w.dL},
+                     {w.dq_in, w.dk_in}, {w.dQ, w.dK}, w.dkeys, w.da}.run();
+    for (int64_t i = 0; i < c.rows * K; i += W) store(w.dK + i, load(w.dK + i) + load(w.dkeys + i));
     if (!entered) return;
     if (leaving) scale_rows(w.D, c.end, d.K, V);
     product(d.K, V, c.rows, transposed(rows_of(c.q_in, K)), w.dO, V, w.D, V, 1.0f, leaving);
@@ -175,11 +132,12 @@ void channel_backward_item(void* context, int64_t item) {
     const Stretch where(d, GROUP, s);
     ChannelChunk c(d, where, h);
     const int64_t K = c.K, V = c.V, R = MAX_PAIRED;
-    Arena take{scratch(c.floats() + (1 + GROUP) * K * V + 8 * R * V + 2 * R * R + 7 * R * K + K)};
+    Arena take{scratch(c.floats() + (1 + GROUP) * K * V + 8 * R * V + 2 * R * R + 8 * R * K + K)};
     c.place(take);
     ChannelBackward w = {d, c, take(K * V), take(GROUP * K * V), take(R * V), take(R * V), take(R * V), take(R * V),
                          take(R * V), take(R * V), take(R * V), take(R * V), take(R * R), take(R * R), take(R * K),
-                         take(R * K), take(R * K), take(R * K), take(R * K), take(R * K), take(R * K), take(K)};
+                         take(R * K), take(R * K), take(R * K), take(R * K), take(R * K), take(R * K), take(K),
+                         take(R * K)};
     read_state(d, d.dfinal_state ? d.dfinal_state + own : nullptr, w.D, K, V);
     memset(w.through, 0, R * K * sizeof(float));  // its rows beyond d.K
     for (int64_t last = where.chunks; last > 0;) {

@@ -29,45 +29,6 @@ struct GatedBackward {
     float *along;                    // only with a gate per head: gradients of a row of `decay`, [steps]
 };
 
-// dQ, dK and da of a chunk with a gate per channel, W channels at a time. The products of gates are those of
-// every key, w_s = k_s, w_t = a_t w_{t-1}, which end as k_out, and P, which is a key of ones before the chunk.
-void channel_gradients(const GatedBackward& w) {
-    const GatedChunk& c = w.c;
-    const int64_t K = c.K, n = c.tokens;
-    for (int64_t i = 0; i < K; i += W) {
-        vec product[MAX_PAIRED], dq[MAX_PAIRED], da[MAX_PAIRED];
-        vec P = all(1.0f);
-        for (int64_t t = 0; t < n; t++) product[t] = P *= load(c.gates + t * K + i);
-        vec y = load(w.dend + i);
-        for (int64_t t = n - 1; t >= 0; t--) {
-            const vec slope = load(w.dq_in + t * K + i);
-            dq[t] = slope * product[t];
-            y += slope * load(c.Q + t * K + i);
-            da[t] = t ? y * product[t - 1] : y;
-            y *= load(c.gates + t * K + i);
-        }
-        for (int64_t s = 0; s < n; s++) {
-            product[s] = load(c.keys + s * K + i);
-            for (int64_t t = s + 1; t < n; t++) product[t] = product[t - 1] * load(c.gates + t * K + i);
-            vec y = load(w.dk_out + s * K + i);
-            for (int64_t t = n - 1; t > s; t--) {
-                const vec slope = all(w.dA[t * c.steps + s]);
-                dq[t] += slope * product[t];
-                y += slope * load(c.Q + t * K + i);
-                da[t] += y * product[t - 1];
-                y *= load(c.gates + t * K + i);
-            }
-            const vec slope = all(w.dA[s * c.steps + s]);
-            dq[s] += slope * product[s];
-            store(w.dK + s * K + i, y + slope * load(c.Q + s * K + i));
-        }
-        for (int64_t t = 0; t < n; t++) {
-            store(w.dQ + t * K + i, dq[t]);
-            store(w.da + t * K + i, da[t]);
-        }
-    }
-}
-
 // factor x, and what y has to do with x: their scalar product.
 INLINE float scale_and_dot(const float* x, const float* y, float factor, float* out, int64_t width) {
     vec dot = (vec){};
@@ -143,7 +104,8 @@ void gated_backward_chunk(const GatedBackward& w, int64_t chunk, const float* S,
         w.dend[i] = sum(both);
     }
     if (d.per_channel)
-        channel_gradients(w);
+        PairGradients<1>{c.tokens, K, c.gates, c.keys, w.dk_out, w.dend, {c.Q}, {w.dA}, {w.dq_in}, {w.dQ}, w.dK,
+                         w.da}.run();
     else
         head_gradients(w);
     if (entered) {

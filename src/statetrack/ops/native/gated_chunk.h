@@ -22,16 +22,16 @@ struct GatedChunk {
     int64_t tokens, token;   // of this chunk: their number, and the first
     // [tokens][K], values [tokens][V]; gates [tokens][K] or [tokens]; A [tokens][steps]; P_C, spread, [K]
     float *Q, *keys, *values, *gates, *q_in, *k_out, *A, *end;
-    float* running;  // only with a gate per channel: [K]
-    // only with a gate per head: K^T [K][steps]; Q K^T and products of gates [tokens][steps]; P, X [tokens]
-    float *keys_t, *raw, *decay, *in, *out;
+    float* keys_t;  // K^T [K][steps]; with a gate per channel it decays while A is built
+    // only with a gate per head: Q K^T and products of gates [tokens][steps]; P, X [tokens]
+    float *raw, *decay, *in, *out;
 
     GatedChunk(const Gated& d, const Stretch& where, int64_t h)
         : d(d), where(where), h(h), K(round_up(d.K, 16)), V(round_up(d.V, 16)),
           steps(round_up(d.chunk, 16)) {}
 
     int64_t floats() const {
-        return steps * (4 * K + V + steps) + K + (d.per_channel ? (steps + 1) * K : steps * (K + 2 * steps + 3));
+        return steps * (5 * K + V + steps) + K + (d.per_channel ? steps * K : steps * (2 * steps + 3));
     }
 
     void place(Arena& take) {
@@ -42,13 +42,10 @@ struct GatedChunk {
         values = take(steps * V);
         A = take(steps * steps);
         end = take(K);
-        running = keys_t = raw = decay = in = out = nullptr;
-        gates = take(d.per_channel ? steps * K : steps);
-        if (d.per_channel) {
-            running = take(K);
-            return;
-        }
         keys_t = take(steps * K);
+        raw = decay = in = out = nullptr;
+        gates = take(d.per_channel ? steps * K : steps);
+        if (d.per_channel) return;
         raw = take(steps * steps);
         decay = take(steps * steps);
         in = take(steps);
@@ -101,7 +98,7 @@ struct GatedChunk {
             }
         }
         if (d.per_channel)
-            pair_steps();
+            pair_queries();
         else
             multiply_decay();
     }
@@ -118,20 +115,12 @@ struct GatedChunk {
     }
 
    private:
-    // A with a gate per channel: every key meets the queries from its own step on, and decays between them.
-    void pair_steps() {
-        for (int64_t s = 0; s < tokens; s++) {
-            memcpy(running, keys + s * K, K * sizeof(float));
-            for (int64_t t = s; t < tokens; t++) {
-                vec dot = (vec){};
-                for (int64_t c = 0; c < K; c += W) {
-                    vec x = load(running + c);
-                    if (t > s) store(running + c, x *= load(gates + t * K + c));
-                    dot += x * load(Q + t * K + c);
-                }
-                A[t * steps + s] = sum(dot);
-            }
-        }
+    // A with a gate per channel.
+    void pair_queries() {
+        transpose_rows(keys, tokens, K, keys_t, steps);
+        const float* left[] = {Q};
+        float* out[] = {A};
+        pair_steps<1>(tokens, d.K, K, gates, keys_t, left, out);
         clear_above(A);
     }
 
