@@ -160,7 +160,11 @@ def test_without_normaliser_the_mlstm_reads_its_memory_as_it_is(eigenvalues):
         p.add_(0.3 * torch.randn_like(p))
     x = torch.randn(1, 20, WIDTH).double()
     y, _ = mixer(x)
-    q, k, v, i, f, skipped, z, _ = (a[0] if a is not None else a for a in mixer._controls(x, None))
+    u, z = mixer.to_up(x).chunk(2, dim=-1)
+    skipped, _ = mixer.convolution(u, silu=True)
+    qkv, i, f = (a[0] for a in mixer._controls(u, skipped))
+    q, k, v = qkv.unbind(1)
+    z, skipped = z[0], skipped[0]
     C = torch.zeros(2, 32, 32).double()
     for t in range(20):
         gate = torch.sigmoid(f[t]) if eigenvalues == "[0,1]" else 2 * torch.sigmoid(f[t]) - 1

@@ -5,7 +5,7 @@ import torch
 from sm90 import assert_fits, compile_sm90
 
 from statetrack.errors import UserError
-from statetrack.ops.mlstm import mlstm
+from statetrack.ops.mlstm import mlstm, mlstm_joined
 from statetrack.ops.mlstm.reference import EPS
 from statetrack.ops.mlstm.triton.kernels import backward_kernel, forward_kernel
 
@@ -52,6 +52,34 @@ def test_gradients_of_the_last_state_reach_the_inputs():
     assert_near(run(given, "triton", torch.float32, of_state=True), expected, 2e-5)
 
 
+def joined(given, backend, dtype, of_state=False):
+    """As `run`, with q, k and v in one tensor."""
+    qkv = torch.stack(given[:3], 2)
+    leaves = [x.to(dtype).requires_grad_() for x in (qkv, *given[3:])]
+    h, last = mlstm_joined(*leaves, backend=backend)
+    loss = (h * torch.linspace(-1, 1, h.numel(), dtype=h.dtype).view_as(h)).sum()
+    if of_state:
+        loss = loss + (last.C / (last.n.square().sum(-1)[..., None, None] + 1).sqrt()).square().sum()
+    dqkv, di, df = torch.autograd.grad(loss, leaves)
+    return [h, *last, *dqkv.unbind(2), di, df]
+
+
+@pytest.mark.parametrize("of_state", [False, True])
+@pytest.mark.parametrize("backend", ["triton", "chunked", "reference"])
+def test_parts_of_one_tensor_are_read_where_they_are(backend, of_state):
+    given = inputs(2, 11, 2, 24, 24)
+    expected = run(given, "reference", torch.float64, of_state)
+    assert_near(joined(given, backend, torch.float32, of_state), expected, 2e-5)
+
+
+def test_the_joined_op_explains_wrong_shapes():
+    q, k, v, i, f = inputs(1, 3, 2, 16, 16)
+    with pytest.raises(UserError, match=r"expected \(batch, time, 3, heads, width\)"):
+        mlstm_joined(q, i, f)
+    with pytest.raises(UserError, match="f has shape"):
+        mlstm_joined(torch.stack([q, k, v], 2), i, f[..., :1])
+
+
 def test_closed_forget_gates_leave_differences_of_their_sums_exact():
     given = inputs(1, 40, 1, 16, 16)
     given[4] = given[4] - 80.0
@@ -77,12 +105,13 @@ def test_what_the_kernels_cannot_take_is_refused_by_name_and_served_by_auto():
 
 
 @pytest.mark.parametrize(
-    ("K", "dtype", "spilled"), [(32, "*bf16", 0), (64, "*bf16", 64), (128, "*bf16", 400), (64, "*fp32", 528)]
+    ("K", "dtype", "spilled"), [(32, "*bf16", 0), (64, "*bf16", 64), (128, "*bf16", 400), (64, "*fp32", 560)]
 )
 def test_the_kernels_compile_for_sm_90_with_few_spills(K, dtype, spilled):
     module, half = "statetrack.ops.mlstm.triton.kernels", dtype == "*bf16"
-    constants = {"K": K, "V": K, "BT": 64, "BK": K, "BV": K, "EPS": EPS, "BF16": half}
-    numbers, inputs = {"T": "i32", "H": "i32", "scale": "fp32"}, ("q", "k", "v", "dq", "dk", "dv")
+    constants = {"K": K, "V": K, "BT": 64, "BK": K, "BV": K, "PARTS": 3, "EPS": EPS, "BF16": half}
+    numbers = {"T": "i32", "H": "i32", "scale": "fp32"}
+    inputs = ("q", "k", "v", "dq", "dk", "dv") + (("h", "dh") if half else ())
     for kernel in (forward_kernel, backward_kernel):
         pointers = [name for name in kernel.arg_names if name not in constants | numbers]
         types = {name: dtype if name in inputs else "*fp32" for name in pointers} | numbers

@@ -12,9 +12,12 @@ from statetrack.ops.cross_entropy import cross_entropy
 from statetrack.ops.delta_rule import delta_rule
 from statetrack.ops.embedding import embedding
 from statetrack.ops.gated_linear_attention import gated_linear_attention
+from statetrack.ops.geglu import geglu
 from statetrack.ops.generalised_delta_rule import generalised_delta_rule
+from statetrack.ops.head_norm import head_norm
+from statetrack.ops.layer_norm import add_layer_norm
 from statetrack.ops.linear_cross_entropy import linear_cross_entropy
-from statetrack.ops.mlstm import mlstm
+from statetrack.ops.mlstm import mlstm, mlstm_joined
 from statetrack.ops.pack import pack
 from statetrack.ops.rms_norm import add_rms_norm, rms_norm
 from statetrack.ops.selective_scan import selective_scan
@@ -29,6 +32,7 @@ CASES = [
     (generalised_delta_rule, [ROWS] * 6),
     (selective_scan, [torch.zeros(1, 2, 4)] * 2 + [torch.zeros(2, 3)] * 3),
     (mlstm, [ROWS, ROWS, ROWS, GATE, GATE]),
+    (mlstm_joined, [torch.zeros(1, 4, 3, 2, 3), GATE, GATE]),
     (slstm, [torch.zeros(1, 4, 2, 4, 3), torch.zeros(2, 3, 12)]),
     (short_convolution, [torch.zeros(1, 4, 2), torch.zeros(2, 3)]),
     (convolved_split, [torch.zeros(1, 4, 3), [2, 1]]),
@@ -37,12 +41,16 @@ CASES = [
     (embedding, [WHOLE, torch.zeros(5, 3)]),
     (rms_norm, [torch.zeros(2, 3), torch.ones(3)]),
     (add_rms_norm, [torch.zeros(2, 3), torch.zeros(2, 3), torch.ones(3)]),
+    (add_layer_norm, [torch.zeros(2, 3), torch.zeros(2, 3), torch.ones(3), torch.zeros(3)]),
+    (head_norm, [torch.zeros(2, 2, 3), torch.ones(6)]),
     (swiglu, [torch.zeros(2, 4)]),
+    (geglu, [torch.zeros(2, 4)]),
     (swiglu_product, [torch.zeros(2, 4), torch.zeros(5, 2)]),
     (pack, [WHOLE, WHOLE, -100, 8]),
     (run_automaton, [WHOLE, WHOLE, 0]),
     (bracket_expressions, [WHOLE[:, 0], WHOLE, WHOLE, WHOLE, 5]),
 ]
+MAY_BE_NONE = ((gated_linear_attention, "g"), (add_rms_norm, "y"), (add_layer_norm, "y"))
 
 
 @pytest.mark.parametrize(("op", "given"), CASES, ids=[op.__name__ for op, _ in CASES])
@@ -53,7 +61,7 @@ def test_what_is_no_tensor_is_refused_by_name(op, given):
     assert places
     for place in places:
         for bad, kind in (([1.0], "list"), (1.5, "float"), ("x", "str"), (None, "NoneType")):
-            if (op, names[place], bad) in ((gated_linear_attention, "g", None), (add_rms_norm, "y", None)):
+            if bad is None and (op, names[place]) in MAY_BE_NONE:
                 continue
             with pytest.raises(UserError, match=f"{names[place]} is a {kind}, expected a tensor"):
                 op(*given[:place], bad, *given[place + 1 :])
@@ -75,6 +83,8 @@ def test_what_is_no_tensor_is_refused_by_name(op, given):
         (generalised_delta_rule, {"scale": "1"}, "scale is '1', expected a finite number"),
         (gated_linear_attention, {"angle": 1.0}, "angle is a float"),
         (short_convolution, {"bias": 1.0}, "bias is a float"),
+        (slstm, {"bias": 1.0}, "bias is a float"),
+        (head_norm, {"skip": 1.0}, "skip is a float"),
     ],
 )
 def test_options_of_another_kind_are_refused_by_name(op, options, message):

@@ -4,8 +4,11 @@ import pytest
 import torch
 from sm90 import assert_fits, compile_sm90
 
+from statetrack.errors import UserError
 from statetrack.ops.slstm import SLSTMCell, slstm
+from statetrack.ops.slstm.triton.backend import weight_gradients_constants, weight_gradients_grid
 from statetrack.ops.slstm.triton.kernels import backward_kernel, forward_kernel
+from statetrack.ops.slstm.triton.weight_gradients import weight_gradients_kernel
 
 
 def inputs(B: int, T: int, H: int, D: int, with_state: bool, seed: int = 0):
@@ -90,18 +93,73 @@ def test_small_and_large_arguments_of_tanh_and_of_the_gates():
     torch.testing.assert_close(actual, expected, rtol=3e-6, atol=1e-12)
 
 
+def with_bias(given, backend, dtype=torch.float32):
+    """Outputs and gradients of x, R and the bias."""
+    x, R, bias = (y.to(dtype).detach().requires_grad_() for y in given)
+    h, last = slstm(x, R, bias=bias, backend=backend)
+    loss = (h * torch.linspace(-1, 1, h.numel(), dtype=dtype).view_as(h)).sum()
+    return [h, last.c / last.n, *torch.autograd.grad(loss, (x, R, bias))]
+
+
+@pytest.mark.parametrize(("B", "T", "H", "D"), [(1, 1, 1, 16), (17, 5, 3, 32), (4, 40, 1, 24)])
+@pytest.mark.parametrize("gate_major", [False, True])
+def test_a_bias_is_added_and_gates_may_lie_in_front_of_heads(B, T, H, D, gate_major):
+    x, R, _ = inputs(B, T, H, D, False)
+    bias = torch.randn(H, 4, D, generator=torch.Generator().manual_seed(1))
+    if gate_major:
+        x = x.transpose(2, 3).contiguous().transpose(2, 3)
+    expected = with_bias((x, R, bias), "reference", torch.float64)
+    for actual in (with_bias((x, R, bias), backend) for backend in ("triton", "chunked")):
+        for a, b in zip(actual, expected, strict=True):
+            assert (a - b).norm() <= 2e-5 * b.norm() + 1e-6
+
+
+def test_half_precision_gates_give_outputs_and_gradients_of_r_in_the_precision_of_r():
+    x, R, _ = inputs(5, 9, 2, 16, False)
+    x = x.half()
+    found = []
+    for dtype, backend in ((torch.float64, "reference"), (torch.float32, "triton")):
+        given = x.detach().requires_grad_() if backend == "triton" else x.to(dtype).requires_grad_()
+        weight = R.to(dtype).requires_grad_()
+        h, _ = slstm(given, weight, backend=backend)
+        found.append([h, *torch.autograd.grad(h.square().sum(), (given, weight))])
+    (h, dx, dR), expected = found[1], found[0]
+    assert (h.dtype, dx.dtype, dR.dtype) == (torch.float32, torch.float16, torch.float32)
+    for a, b, bound in zip((h, dx, dR), expected, (1e-5, 1e-3, 1e-3), strict=True):
+        assert (a - b).norm() <= bound * b.norm()
+
+
+def test_the_gradients_of_weights_are_shared_by_few_programs():
+    """A partial gradient of a 64 wide head takes 66 KB."""
+    assert weight_gradients_grid(1024 * 39, 4, 32, processors=132) == (66, 4)
+    assert weight_gradients_grid(1024 * 38, 1, 64, processors=132) == (132, 1)
+    assert weight_gradients_grid(70, 1, 64, processors=132) == (2, 1)
+
+
+def test_a_bias_of_another_shape_is_refused():
+    x, R, _ = inputs(1, 2, 2, 16, False)
+    with pytest.raises(UserError, match="bias has shape"):
+        slstm(x, R, bias=torch.zeros(4, 2, 16))
+
+
 @pytest.mark.parametrize(("D", "warps"), [(32, 4), (64, 8)])
-def test_the_kernels_compile_for_sm_90_without_spills(D, warps):
-    module, fixed = "statetrack.ops.slstm.triton.kernels", {"D": D, "BD": D, "BB": 16}
+@pytest.mark.parametrize("dtype", ["*fp32", "*bf16"])
+def test_the_kernels_compile_for_sm_90_with_few_spills(D, warps, dtype):
+    layout = {"SH": D, "SG": 4 * D}
+    fixed = {"D": D, "BD": D, "BB": 16} | layout
+    sums = weight_gradients_constants(D) | {"BF16": dtype == "*bf16"} | layout
+    del sums["num_warps"]
     variants = (
-        (forward_kernel, {"SAVE": True}),
-        *((backward_kernel, {"THROUGH_M": m}) for m in (False, True)),
+        ("kernels", forward_kernel, fixed | {"SAVE": True, "HAS_BIAS": True}),
+        *(("kernels", backward_kernel, fixed | {"THROUGH_M": m}) for m in (False, True)),
+        ("weight_gradients", weight_gradients_kernel, sums),
     )
-    for kernel, more in variants:
-        constants, numbers = fixed | more, dict.fromkeys(("B", "T", "H"), "i32")
+    for file, kernel, constants in variants:
+        numbers = dict.fromkeys(("B", "T", "H"), "i32")
         pointers = [name for name in kernel.arg_names if name not in constants | numbers]
-        types = dict.fromkeys(pointers, "*fp32") | numbers
-        assert_fits(compile_sm90(f"{module}:{kernel.__name__}", types, constants, warps))
+        types = {name: dtype if name in ("x", "dgates") else "*fp32" for name in pointers} | numbers
+        name = f"statetrack.ops.slstm.triton.{file}:{kernel.__name__}"
+        assert_fits(compile_sm90(name, types, constants, warps), spilled=0 if D == 32 else 128)
 
 
 def test_packed_sequences_are_those_of_the_reference():

@@ -9,16 +9,18 @@ from torch import Tensor, nn
 
 from statetrack.config import added
 from statetrack.errors import unknown_name
+from statetrack.layers.block_diagonal import dense_products, may_be_dense
 from statetrack.layers.checks import divide
 from statetrack.layers.convolution import ShortConvolution
-from statetrack.layers.headwise import HeadNorm, HeadwiseLinear, round_up
+from statetrack.layers.fusion import fuses, joined_product, may_read
+from statetrack.layers.headwise import HeadNorm, HeadwiseLinear, gated_heads, round_up
 from statetrack.layers.initialisation import opposite_rows, small_init, wang_init
 from statetrack.layers.mixer import Mixer, Packing, offsets, returns_states
 from statetrack.layers.padding import run_padded
 from statetrack.layers.precision import at_least_float32
 from statetrack.ops.checks import check_eigenvalues
 from statetrack.ops.gated_linear_attention import gated_linear_attention
-from statetrack.ops.mlstm import MLSTMCell, mlstm
+from statetrack.ops.mlstm import MLSTMCell, mlstm_joined
 
 BIASES = ("linspace", "standard")
 
@@ -128,16 +130,20 @@ class MLSTM(Mixer):
     ) -> tuple[Tensor, MLSTMState | MLSTMSigmoidState | None]:
         if attention_mask is not None:
             return run_padded("MLSTM", self, x, attention_mask, state, packing)
-        q, k, v, i, f, c, z, convolution = self._controls(x, state, packing)
+        u, z = self.to_up(x).chunk(2, dim=-1)
+        past = None if state is None else state.convolution
+        c, convolution = self.convolution(u, past, silu=True, packing=packing)
+        qkv, i, f = self._controls(u, c)
         if self.config.normaliser:
             assert isinstance(state, MLSTMState | None)
             cell = None if state is None else state.cell
             signed = self.config.eigenvalues == "[-1,1]"
-            h, cell = mlstm(q, k, v, i, f, signed=signed, initial_state=cell, **offsets(packing))
+            h, cell = mlstm_joined(qkv, i, f, signed=signed, initial_state=cell, **offsets(packing))
             after = None if convolution is None else MLSTMState(cell, convolution)
         else:
             assert isinstance(state, MLSTMSigmoidState | None)
             gates = self._gates(f)
+            q, k, v = qkv.unbind(2)
             h, S = gated_linear_attention(
                 q,
                 (torch.sigmoid(i) * k.shape[-1] ** -0.5)[..., None] * k,
@@ -150,25 +156,25 @@ class MLSTM(Mixer):
                 **offsets(packing),
             )
             after = None if S is None or convolution is None else MLSTMSigmoidState(S, convolution)
-        h = self.norm(at_least_float32(h)) + self.skip * c
-        return self.to_out((h * F.silu(z)).to(x.dtype)), after
+        return self.to_out(gated_heads(self.norm, h, self.skip, c, z, x.dtype)), after
 
     def _gates(self, f: Tensor) -> dict[str, Tensor]:
         """The forget gates (B, T, H) by their logarithm or, where they have a sign, by their value."""
         return {"g": F.logsigmoid(f)} if self.config.eigenvalues == "[0,1]" else {"a": torch.tanh(f / 2)}
 
-    def _controls(
-        self, x: Tensor, state: MLSTMState | MLSTMSigmoidState | None, packing: Packing | None = None
-    ):
-        """q, k, v (B, T, H, K); i, f (B, T, H); the skip and gate branches c, z (B, T, width); next past."""
-        u, z = self.to_up(x).chunk(2, dim=-1)
-        past = None if state is None else state.convolution
-        c, convolution = self.convolution(u, past, silu=True, packing=packing)
-        q, k, v = self.to_q(c), self.to_k(c), self.to_v(u)
-        qkv = torch.cat([q, k, v], dim=-1)
-        i, f = at_least_float32(self.to_i(qkv)), at_least_float32(self.to_f(qkv))
-        q, k, v = (y.unflatten(-1, (self.heads, -1)) for y in (q, k, v))
-        return q, k, v, i, f, c, z, convolution
+    def _controls(self, u: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k and v (B, T, 3, H, K) and the logits of i and f (B, T, H) from u and c = silu(conv(u))."""
+        if may_be_dense(u, self.to_q, self.to_k, self.to_v):
+            qkv = dense_products((c, u), ((self.to_q, self.to_k), (self.to_v,)))
+        else:
+            qkv = torch.cat([self.to_q(c), self.to_k(c), self.to_v(u)], dim=-1)
+        if fuses(u) and may_read(nn.Linear, self.to_i, self.to_f):
+            logits = at_least_float32(joined_product(qkv, (self.to_i, self.to_f)))
+            i = logits[..., : self.heads] + self.to_i.bias
+            f = logits[..., self.heads : 2 * self.heads] + self.to_f.bias
+        else:
+            i, f = at_least_float32(self.to_i(qkv)), at_least_float32(self.to_f(qkv))
+        return qkv.unflatten(-1, (3, self.heads, -1)), i, f
 
     def extra_repr(self) -> str:
         """The eigenvalue range, the heads, and whether there is a normaliser."""
@@ -181,7 +187,9 @@ class MLSTM(Mixer):
         self, x: Tensor, state: MLSTMState | MLSTMSigmoidState | None = None
     ) -> Tensor:
         """(B, T, H, K): the transition is the forget gate times the identity."""
-        q, _, _, _, f, *_ = self._controls(x, state)
+        u = self.to_up(x).chunk(2, dim=-1)[0]
+        c, _ = self.convolution(u, None if state is None else state.convolution, silu=True)
+        qkv, _, f = self._controls(u, c)
         gates = self._gates(f)
         a = gates["a"] if "a" in gates else gates["g"].exp()
-        return a[..., None].expand(q.shape)
+        return a[..., None].expand(qkv[:, :, 0].shape)

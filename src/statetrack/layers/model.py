@@ -25,6 +25,7 @@ from statetrack.layers.tying import tie
 from statetrack.ops.autograd import autocast_is_on
 from statetrack.ops.checks import check_shape
 from statetrack.ops.embedding import embedding
+from statetrack.ops.geglu import geglu
 from statetrack.ops.linear_cross_entropy import linear_cross_entropy
 from statetrack.ops.swiglu import swiglu, swiglu_product
 
@@ -100,6 +101,9 @@ class GeGLU(nn.Module):
         wang_init(self.down.weight, d_model, layers)
 
     def forward(self, x: Tensor) -> Tensor:
+        # as in SwiGLU: equal halves, no padded columns
+        if joins(x, self.gate, self.up) and self.gate.out_features % 4 == 0:
+            return self.down(geglu(joined_product(x, (self.gate, self.up))))
         return self.down(F.gelu(self.gate(x)) * self.up(x))
 
 

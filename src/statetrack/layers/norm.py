@@ -1,4 +1,4 @@
-"""Root-mean-square norms, and the residual addition fused into the norm that reads its result."""
+"""Norms of the backbone, and the residual addition fused into the norm that reads its result."""
 
 import torch
 import torch.nn.functional as F
@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from statetrack.layers.fusion import fuses, may_read
 from statetrack.layers.precision import working_dtype
+from statetrack.ops.layer_norm import add_layer_norm
 from statetrack.ops.rms_norm import add_rms_norm, rms_norm
 
 
@@ -36,5 +37,9 @@ def normalise_sum(norm: nn.Module, x: Tensor, y: Tensor | None) -> tuple[Tensor,
     if fuses(x) and may_read(RMSNorm, norm):
         assert isinstance(norm, RMSNorm)
         return add_rms_norm(x, y, norm.weight, norm.eps or 0.0, out_dtype=working_dtype(x))
+    if fuses(x) and may_read(nn.LayerNorm, norm):
+        assert isinstance(norm, nn.LayerNorm)
+        if len(norm.normalized_shape) == 1 and norm.elementwise_affine and norm.bias is not None:
+            return add_layer_norm(x, y, norm.weight, norm.bias, norm.eps, out_dtype=working_dtype(x))
     x = x if y is None else x + y
     return x, norm(x)

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from statetrack.errors import unknown_name
+from statetrack.layers.block_diagonal import dense_products, may_be_dense
 from statetrack.layers.checks import divide
 from statetrack.layers.convolution import ShortConvolution
-from statetrack.layers.headwise import HeadNorm, HeadwiseLinear
+from statetrack.layers.headwise import HeadNorm, HeadwiseLinear, normalise_heads
 from statetrack.layers.initialisation import no_weight_decay, small_init
 from statetrack.layers.mixer import Mixer, Packing, offsets, returns_states
 from statetrack.layers.padding import run_padded
@@ -97,28 +98,37 @@ class SLSTM(Mixer):
     ) -> tuple[Tensor, SLSTMState | None]:
         if attention_mask is not None:
             return run_padded("SLSTM", self, x, attention_mask, state, packing)
-        gates, convolution = self._controls(x, state, packing)
+        c, convolution = self._convolved(x, state, packing)
+        bias = None
+        if may_be_dense(x, self.to_i, self.to_f, self.to_z, self.to_o):
+            products = dense_products((c, x), ((self.to_i, self.to_f), (self.to_z, self.to_o)))
+            gates, bias = products.unflatten(-1, (4, self.config.heads, -1)).transpose(2, 3), self.bias
+        else:
+            gates = self._gates(x, c)
         cell = None if state is None else state.cell
-        h, cell = slstm(gates, self.recurrent, initial_state=cell, **offsets(packing))
+        h, cell = slstm(gates, self.recurrent, bias=bias, initial_state=cell, **offsets(packing))
         after = SLSTMState(cell, convolution) if returns_states(packing) else None
-        return self.norm(h).to(x.dtype), after
+        return normalise_heads(self.norm, h, x.dtype), after
 
-    def _controls(
+    def _convolved(
         self, x: Tensor, state: SLSTMState | None, packing: Packing | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """The gates i, f, z, o before R h_{t-1} is added, (B, T, H, 4, D), and the next past."""
-        c, convolution = x, None
-        if self.convolution is not None:
-            past = None if state is None else state.convolution
-            c, convolution = self.convolution(x, past, silu=True, packing=packing)
+        """What the gates i and f read, and the next past of the convolution."""
+        if self.convolution is None:
+            return x, None
+        past = None if state is None else state.convolution
+        return self.convolution(x, past, silu=True, packing=packing)
+
+    def _gates(self, x: Tensor, c: Tensor) -> Tensor:
+        """The gates i, f, z, o before R h_{t-1} is added, (B, T, H, 4, D)."""
         gates = (self.to_i(c), self.to_f(c), self.to_z(x), self.to_o(x))
         heads = torch.stack([at_least_float32(g).unflatten(-1, (self.config.heads, -1)) for g in gates], -2)
-        return heads + self.bias, convolution
+        return heads + self.bias
 
     @torch.no_grad()
     def transition_eigenvalues(self, x: Tensor, state: SLSTMState | None = None) -> Tensor:
         """(B, T, H, D): the forget gates, which multiply the cell c when h_{t-1} is held fixed."""
-        gates, _ = self._controls(x, state)
+        gates = self._gates(x, self._convolved(x, state)[0])
         cell = None if state is None else state.cell
         h, _ = slstm(gates, self.recurrent, initial_state=cell)
         first = torch.zeros_like(h[:, :1]) if cell is None else cell.h[:, None].to(h.dtype)

@@ -15,6 +15,11 @@ BACKENDS = {
     "chunked": "statetrack.ops.mlstm.chunked:mlstm_chunked",
     "triton": "statetrack.ops.mlstm.triton.backend:mlstm_triton",
 }
+JOINED_BACKENDS = {
+    "reference": "statetrack.ops.mlstm.joined:mlstm_joined_reference",
+    "chunked": "statetrack.ops.mlstm.joined:mlstm_joined_chunked",
+    "triton": "statetrack.ops.mlstm.triton.backend:mlstm_joined_triton",
+}
 
 
 def _triton_refuses(q: Tensor, v: Tensor, state: MLSTMCell | None, signed: bool) -> str | None:
@@ -77,21 +82,65 @@ def mlstm(
     checks.check_floating(op, q.device, q=q, k=k, v=v, i=i, f=f)
     checks.check_shape(op, "k", k, tuple(q.shape), "the shape of q")
     checks.check_shape(op, "v", v, (*q.shape[:3], v.shape[-1]), "(batch, time, heads, V)")
-    for name, gate in (("i", i), ("f", f)):
-        checks.check_shape(op, name, gate, tuple(q.shape[:3]), "(batch, time, heads)")
+    _check_gates(op, q, i, f)
     if cu_seqlens is not None:
         rows = PaddedRows(op, cu_seqlens, max_seqlen, q)
         return _packed(rows, q, k, v, i, f, signed, initial_state, backend)
     checks.check_offsets(op, cu_seqlens, max_seqlen, q.shape[1])
-    (B, _, H, K), V = q.shape, v.shape[-1]
-    cell = checks.check_cell(op, initial_state, q, C=(B, H, K, V), n=(B, H, K), m=(B, H))
+    state = _checked_state(op, q, v, initial_state)
     if checks.is_checked():
         checks.check_finite(op, time=1, q=q, k=k, v=v, i=i, f=f)
-    state = None if cell is None else MLSTMCell(*cell)
     refusals = {"triton": lambda: _triton_refuses(q, v, state, signed)}
     run = pick_backend(op, backend, q.device, BACKENDS, refusals)
     h, state = run_backend(op, run, q.device, q, k, v, i, f, state, signed)
     return h.to(v.dtype), state
+
+
+def mlstm_joined(
+    qkv: Tensor,
+    i: Tensor,
+    f: Tensor,
+    *,
+    signed: bool = False,
+    initial_state: MLSTMCell | None = None,
+    cu_seqlens: Tensor | None = None,
+    max_seqlen: int | None = None,
+    backend: str = "auto",
+) -> tuple[Tensor, MLSTMCell]:
+    """`mlstm` of the parts q, k and v of qkv (B, T, 3, H, K), as one product of the input gives them.
+
+    The Triton kernels read them where they are, and write one gradient: nothing is copied apart or together.
+    """
+    op = "mlstm_joined"
+    checks.require_tensors(op, qkv=qkv, i=i, f=f)
+    if qkv.ndim != 5 or qkv.shape[2] != 3:
+        raise UserError(f"{op}: qkv has shape {tuple(qkv.shape)}, expected (batch, time, 3, heads, width).")
+    checks.check_floating(op, qkv.device, qkv=qkv, i=i, f=f)
+    q, k, v = qkv.unbind(2)
+    _check_gates(op, q, i, f)
+    if cu_seqlens is not None:
+        rows = PaddedRows(op, cu_seqlens, max_seqlen, q)
+        return _packed(rows, q, k, v, i, f, signed, initial_state, backend)
+    checks.check_offsets(op, cu_seqlens, max_seqlen, q.shape[1])
+    state = _checked_state(op, q, v, initial_state)
+    if checks.is_checked():
+        checks.check_finite(op, time=1, qkv=qkv, i=i, f=f)
+    refusals = {"triton": lambda: _triton_refuses(q, v, state, signed)}
+    run = pick_backend(op, backend, qkv.device, JOINED_BACKENDS, refusals)
+    h, state = run_backend(op, run, qkv.device, qkv, i, f, state, signed)
+    return h.to(qkv.dtype), state
+
+
+def _check_gates(op: str, q: Tensor, i: Tensor, f: Tensor) -> None:
+    for name, gate in (("i", i), ("f", f)):
+        checks.check_shape(op, name, gate, tuple(q.shape[:3]), "(batch, time, heads)")
+
+
+def _checked_state(op: str, q: Tensor, v: Tensor, state: MLSTMCell | None) -> MLSTMCell | None:
+    """The state in the dtype of the recurrence; one of another shape is refused."""
+    (B, _, H, K), V = q.shape, v.shape[-1]
+    cell = checks.check_cell(op, state, q, C=(B, H, K, V), n=(B, H, K), m=(B, H))
+    return None if cell is None else MLSTMCell(*cell)
 
 
 def _packed(
@@ -115,4 +164,4 @@ def _packed(
     return rows.packed(h), state
 
 
-__all__ = ["MLSTMCell", "mlstm"]
+__all__ = ["MLSTMCell", "mlstm", "mlstm_joined"]

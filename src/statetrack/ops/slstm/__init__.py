@@ -27,6 +27,7 @@ def slstm(
     x: Tensor,
     R: Tensor,
     *,
+    bias: Tensor | None = None,
     initial_state: SLSTMCell | None = None,
     cu_seqlens: Tensor | None = None,
     max_seqlen: int | None = None,
@@ -34,19 +35,19 @@ def slstm(
 ) -> tuple[Tensor, SLSTMCell]:
     """Apply the sLSTM (Beck et al. 2024) along time: an LSTM with an exponential input gate.
 
-        (i, f, z, o)_t = x_t + R h_{t-1}
+        (i, f, z, o)_t = x_t + b + R h_{t-1}
         c_t = sigmoid(f_t) c_{t-1} + exp(i_t) tanh(z_t)
         n_t = sigmoid(f_t) n_{t-1} + exp(i_t)
         h_t = sigmoid(o_t) c_t / n_t
 
     Shapes: x (B, T, H, 4, D), the input's part of the gates i, f, z, o before their activation functions;
-    R (H, D, 4 D), one matrix per head. The gates depend on the last output, so the recurrence is not linear
-    and stays a loop over time. c and n are kept divided by exp(m_t), m_t = max(log sigmoid(f_t) + m_{t-1},
-    i_t), which cancels in h.
+    R (H, D, 4 D), one matrix per head; the bias b (H, 4, D), 0 when None. The gates depend on the last
+    output, so the recurrence is not linear and stays a loop over time. c and n are kept divided by exp(m_t),
+    m_t = max(log sigmoid(f_t) + m_{t-1}, i_t), which cancels in h.
 
-    Returns h (B, T, H, D) in the dtype of x, and the last state, an `SLSTMCell` of h, c, n and m (B, H, D) in
-    float32 (float64 if x is), which a later call takes as `initial_state`. `backend` is "auto", "reference",
-    "chunked" or "triton" (GPU).
+    Returns h (B, T, H, D) in the wider dtype of x and R, and the last state, an `SLSTMCell` of h, c, n and m
+    (B, H, D) in float32 (float64 if x is), which a later call takes as `initial_state`. `backend` is "auto",
+    "reference", "chunked" or "triton" (GPU).
 
     `cu_seqlens` (S + 1 offsets, B = 1) packs S sequences into one row: h is (1, N, H, D), and there is one
     state per sequence, (S, ...), in `initial_state` and in the result. Inside they are padded to
@@ -64,8 +65,12 @@ def slstm(
     H, D = x.shape[2], x.shape[4]
     checks.check_floating(op, x.device, x=x, R=R)
     checks.check_shape(op, "R", R, (H, D, 4 * D), "(heads, width, 4 * width)")
+    if bias is not None:
+        checks.require_tensors(op, bias=bias)
+        checks.check_floating(op, x.device, bias=bias)
+        checks.check_shape(op, "bias", bias, (H, 4, D), "(heads, 4 gates, width)")
     if cu_seqlens is not None:
-        return _packed(PaddedRows(op, cu_seqlens, max_seqlen, x), x, R, initial_state, backend)
+        return _packed(PaddedRows(op, cu_seqlens, max_seqlen, x), x, R, bias, initial_state, backend)
     checks.check_offsets(op, cu_seqlens, max_seqlen, x.shape[1])
     shape = (x.shape[0], H, D)
     cell = checks.check_cell(op, initial_state, x, h=shape, c=shape, n=shape, m=shape)
@@ -73,19 +78,25 @@ def slstm(
         checks.check_finite(op, time=1, x=x)
         checks.check_finite(op, R=R)
     run = pick_backend(op, backend, x.device, BACKENDS, {"triton": lambda: _triton_refuses(x)})
-    h, state = run_backend(op, run, x.device, x, R, None if cell is None else SLSTMCell(*cell))
-    return h.to(x.dtype), state
+    h, state = run_backend(op, run, x.device, x, R, None if cell is None else SLSTMCell(*cell), bias)
+    return h.to(torch.promote_types(x.dtype, R.dtype)), state
 
 
 def _packed(
-    rows: PaddedRows, x: Tensor, R: Tensor, initial_state: SLSTMCell | None, backend: str
+    rows: PaddedRows,
+    x: Tensor,
+    R: Tensor,
+    bias: Tensor | None,
+    initial_state: SLSTMCell | None,
+    backend: str,
 ) -> tuple[Tensor, SLSTMCell]:
     """Packed sequences as a padded batch: steps behind the last one of a sequence keep c, n and m, not h."""
-    dtype, x = x.dtype, x.to(torch.promote_types(x.dtype, torch.float32))
+    dtype = torch.promote_types(x.dtype, R.dtype)
+    x = x.to(torch.promote_types(x.dtype, torch.float32))
     i, f, z, o = x.unbind(-2)
     gates = (rows.padded(i, SHUT), rows.padded(f, OPEN), rows.padded(z), rows.padded(o))
     x = torch.stack(gates, dim=-2)
-    h, state = slstm(x, R, initial_state=initial_state, backend=backend)
+    h, state = slstm(x, R, bias=bias, initial_state=initial_state, backend=backend)
     if x.shape[1] > 0:
         last = (rows.lengths - 1).clamp(min=0)
         state = state._replace(h=h[torch.arange(len(h), device=h.device), last].to(state.c.dtype))

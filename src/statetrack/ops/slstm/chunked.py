@@ -9,10 +9,13 @@ from statetrack.ops.custom_ops import register_op, without_dispatcher
 from statetrack.ops.slstm.reference import SLSTMCell, fresh_cell
 
 
-def slstm_chunked(x: Tensor, R: Tensor, state: SLSTMCell | None = None) -> tuple[Tensor, SLSTMCell]:
+def slstm_chunked(
+    x: Tensor, R: Tensor, state: SLSTMCell | None = None, bias: Tensor | None = None
+) -> tuple[Tensor, SLSTMCell]:
     """Same arguments and results as `slstm_reference`."""
     dtype = torch.promote_types(x.dtype, torch.float32)
     x, R = x.to(dtype), R.to(dtype)
+    x = x if bias is None else x + bias
     cell = fresh_cell(x[:, :1]) if state is None else SLSTMCell(*(s.to(dtype) for s in state))
     if x.shape[1] == 0:
         return x[..., 0, :], cell

@@ -23,20 +23,24 @@ def fresh_cell(x: Tensor) -> SLSTMCell:
     return SLSTMCell(zeros, zeros, zeros, torch.full_like(zeros, -float("inf")))
 
 
-def slstm_reference(x: Tensor, R: Tensor, state: SLSTMCell | None = None) -> tuple[Tensor, SLSTMCell]:
+def slstm_reference(
+    x: Tensor, R: Tensor, state: SLSTMCell | None = None, bias: Tensor | None = None
+) -> tuple[Tensor, SLSTMCell]:
     """Run the recurrence of the sLSTM (Beck et al. 2024): an LSTM with an exponential input gate.
 
-        (i, f, z, o)_t = x_t + R h_{t-1}
+        (i, f, z, o)_t = x_t + b + R h_{t-1}
         c_t = sigmoid(f_t) c_{t-1} + exp(i_t) tanh(z_t)
         n_t = sigmoid(f_t) n_{t-1} + exp(i_t)
         h_t = sigmoid(o_t) c_t / n_t
 
     computed with c and n divided by exp(m_t), m_t = max(log sigmoid(f_t) + m_{t-1}, i_t), which cancels in h.
     The gates see the last output, so the recurrence is not linear and has no parallel form.
-    Shapes: x (B, T, H, 4, D), the four gates before their functions; R (H, D, 4 D), one matrix per head.
+    Shapes: x (B, T, H, 4, D), the four gates before their functions; R (H, D, 4 D), one matrix per head; b
+    (H, 4, D), 0 when None.
     """
     dtype = torch.promote_types(x.dtype, torch.float32)
     x, R = x.to(dtype), R.to(dtype)
+    x = x if bias is None else x + bias
     h, c, n, m = fresh_cell(x) if state is None else state
     outputs = []
     for t in range(x.shape[1]):

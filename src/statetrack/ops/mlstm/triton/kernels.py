@@ -29,17 +29,20 @@ from statetrack.ops.slstm.triton.kernels import log_sigmoid, sigmoid
 
 
 @triton.jit
-def _load_rows(x, first, t, T, H, W: tl.constexpr, BW: tl.constexpr):
-    """The steps of one sequence and head of x (B, T, H, W); zero past the end and the width."""
+def _load_rows(x, b, head, t, T, H, W: tl.constexpr, BW: tl.constexpr, PARTS: tl.constexpr):
+    """The steps of one sequence and head of x (B, T, H, W); zero past the end and the width.
+
+    x may be one of PARTS parts of wider rows, (B, T, PARTS, H, W).
+    """
     w = tl.arange(0, BW)[None, :]
-    at = first * W + t[:, None].to(tl.int64) * H * W + w
+    at = ((b * T + t[:, None].to(tl.int64)) * H * PARTS + head) * W + w
     return tl.load(x + at, mask=(t[:, None] < T) & (w < W), other=0.0)
 
 
 @triton.jit
-def _store_rows(x, values, first, t, T, H, W: tl.constexpr, BW: tl.constexpr):
+def _store_rows(x, values, b, head, t, T, H, W: tl.constexpr, BW: tl.constexpr, PARTS: tl.constexpr):
     w = tl.arange(0, BW)[None, :]
-    at = first * W + t[:, None].to(tl.int64) * H * W + w
+    at = ((b * T + t[:, None].to(tl.int64)) * H * PARTS + head) * W + w
     tl.store(x + at, values.to(x.dtype.element_ty), mask=(t[:, None] < T) & (w < W))
 
 
@@ -79,18 +82,20 @@ def _decayed_scores(queries, keys, D, scale, BF16: tl.constexpr):
 def forward_kernel(
     q, k, v, i, f, h, C, n, m, T, H, scale,
     K: tl.constexpr, V: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    EPS: tl.constexpr, BF16: tl.constexpr,
+    PARTS: tl.constexpr, EPS: tl.constexpr, BF16: tl.constexpr,
 ):  # fmt: skip
     """h (B, T, H, V) and the last C (B, H, K, V), n (B, H, K), m (B, H). Grid: (B H,)."""
     pair = tl.program_id(0).to(tl.int64)
-    first = pair // H * T * H + pair % H
+    b, head = pair // H, pair % H
+    first = b * T * H + head
     t = tl.arange(0, BT)
     _, m_t, _, D = _decays(i, f, first, t, T, H)
-    queries, keys = _load_rows(q, first, t, T, H, K, BK), _load_rows(k, first, t, T, H, K, BK)
-    values = _load_rows(v, first, t, T, H, V, BV)
+    queries = _load_rows(q, b, head, t, T, H, K, BK, PARTS)
+    keys = _load_rows(k, b, head, t, T, H, K, BK, PARTS)
+    values = _load_rows(v, b, head, t, T, H, V, BV, PARTS)
     A = _decayed_scores(queries, keys, D, scale, BF16)
     _, _, d = _normaliser(A, m_t, EPS)
-    _store_rows(h, dot_state(A, values, None, BF16) / d[:, None], first, t, T, H, V, BV)
+    _store_rows(h, dot_state(A, values, None, BF16) / d[:, None], b, head, t, T, H, V, BV, 1)
     last = t == T - 1
     left = keys.to(tl.float32) * (scale * tl.sum(tl.where(last[:, None], D, 0.0), 0))[:, None]
     memory = dot_state(tl.trans(left), values, None, BF16)
@@ -105,28 +110,30 @@ def forward_kernel(
 def backward_kernel(
     q, k, v, i, f, dh, dq, dk, dv, di, df, T, H, scale,
     K: tl.constexpr, V: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    EPS: tl.constexpr, BF16: tl.constexpr,
+    PARTS: tl.constexpr, EPS: tl.constexpr, BF16: tl.constexpr,
 ):  # fmt: skip
     """The gradients of q, k, v (B, T, H, .) and i, f (B, T, H). Grid: (B H,)."""
     pair = tl.program_id(0).to(tl.int64)
-    first = pair // H * T * H + pair % H
+    b, head = pair // H, pair % H
+    first = b * T * H + head
     t = tl.arange(0, BT)
     forget, m_t, largest, D = _decays(i, f, first, t, T, H)
-    queries, keys = _load_rows(q, first, t, T, H, K, BK), _load_rows(k, first, t, T, H, K, BK)
+    queries = _load_rows(q, b, head, t, T, H, K, BK, PARTS)
+    keys = _load_rows(k, b, head, t, T, H, K, BK, PARTS)
     A = _decayed_scores(queries, keys, D, scale, BF16)
     n, least, d = _normaliser(A, m_t, EPS)
-    g = _load_rows(dh, first, t, T, H, V, BV) / d[:, None]
+    g = _load_rows(dh, b, head, t, T, H, V, BV, 1).to(tl.float32) / d[:, None]
     if BF16:
-        _store_rows(dv, dot_bf16x3(tl.trans(A), g, None), first, t, T, H, V, BV)
+        _store_rows(dv, dot_bf16x3(tl.trans(A), g, None), b, head, t, T, H, V, BV, PARTS)
     else:
-        _store_rows(dv, dot_tf32x3(tl.trans(A), g, None), first, t, T, H, V, BV)
-    dA = dot_state(g, tl.trans(_load_rows(v, first, t, T, H, V, BV)), None, BF16)
+        _store_rows(dv, dot_tf32x3(tl.trans(A), g, None), b, head, t, T, H, V, BV, PARTS)
+    dA = dot_state(g, tl.trans(_load_rows(v, b, head, t, T, H, V, BV, PARTS)), None, BF16)
     along = tl.sum(dA * A, 1)  # (dh . h), as sum_s A_ts (g_t . v_s) is g_t . (d_t h_t)
     dn = tl.where(tl.abs(n) > least, tl.where(n < 0.0, along, -along), 0.0) / d
     dA += tl.where((t[:, None] < T) & (t[None, :] < T), dn[:, None], 0.0)
     dscores = dA * D * scale
-    _store_rows(dq, dot_state(dscores, keys, None, BF16), first, t, T, H, K, BK)
-    _store_rows(dk, dot_state(tl.trans(dscores), queries, None, BF16), first, t, T, H, K, BK)
+    _store_rows(dq, dot_state(dscores, keys, None, BF16), b, head, t, T, H, K, BK, PARTS)
+    _store_rows(dk, dot_state(tl.trans(dscores), queries, None, BF16), b, head, t, T, H, K, BK, PARTS)
     dlog_D = dA * A - tl.where(t[None, :] == largest[:, None], (along * EPS / d)[:, None], 0.0)
     at = first + t.to(tl.int64) * H
     tl.store(di + at, tl.sum(dlog_D, 0), mask=t < T)

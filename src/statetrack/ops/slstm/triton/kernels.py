@@ -9,9 +9,12 @@ then m, c, n and h. Backward, from the last step: with dG the gradient of the ga
 
 after which dc and dn are multiplied by `forget`. The last c and n are divided by exp(m), so where any of the
 last c, n, m has a gradient (THROUGH_M), that of m_T is dm - dc c - dn n; it goes back along the larger of
-log sigmoid(f_t) + m_{t-1} and i_t, as in torch.maximum. The gradient of R is a product of all h_{t-1} with
-all dG, made outside. Grid: (blocks of BB sequences, heads). In registers: h, c, n, m or dG, dc, dn of the
-block; the four matrices R_gate too. Products are float32 in three tf32 products each.
+log sigmoid(f_t) + m_{t-1} and i_t, as in torch.maximum. The gradients of R and of the bias are sums over all
+steps, in a kernel of their own (`weight_gradients`). Grid: (blocks of BB sequences, heads). In registers: h,
+c, n, m or dG, dc, dn of the block; the four matrices R_gate too; and what the next step reads, so that a step
+does not wait for memory. Products are float32 in three tf32 products each.
+
+Gates lie in memory as (B, T, H, 4, D) or as (B, T, 4, H, D): SH and SG are the distances of heads and gates.
 """
 
 # Triton's language is not Python to a type checker.
@@ -51,11 +54,38 @@ def load_recurrent(R, head, gate, row, column, D: tl.constexpr):
 
 
 @triton.jit
+def load_gates(x, gate, inside, SG: tl.constexpr):
+    """i, f, z and o at these places, in float32."""
+    i = tl.load(x + gate, mask=inside, other=0.0).to(tl.float32)
+    f = tl.load(x + gate + SG, mask=inside, other=0.0).to(tl.float32)
+    z = tl.load(x + gate + 2 * SG, mask=inside, other=0.0).to(tl.float32)
+    o = tl.load(x + gate + 3 * SG, mask=inside, other=0.0).to(tl.float32)
+    return i, f, z, o
+
+
+@triton.jit
+def store_gates(x, gate, inside, i, f, z, o, SG: tl.constexpr):
+    tl.store(x + gate, i.to(x.dtype.element_ty), mask=inside)
+    tl.store(x + gate + SG, f.to(x.dtype.element_ty), mask=inside)
+    tl.store(x + gate + 2 * SG, z.to(x.dtype.element_ty), mask=inside)
+    tl.store(x + gate + 3 * SG, o.to(x.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def load_after(x, x0, at, first, inside, t):
+    """x after step t, in (B, T, H, D); for t = -1 the x0 (B, H, D) that came in; 0 before."""
+    return tl.load(x + at, mask=inside & (t >= 0), other=0.0) + tl.load(
+        x0 + first, mask=inside & (t == -1), other=0.0
+    )
+
+
+@triton.jit
 def forward_kernel(
-    x, R, h0, c0, n0, m0, gates, h, c, n, m, B, T, H,
-    D: tl.constexpr, BD: tl.constexpr, BB: tl.constexpr, SAVE: tl.constexpr,
+    x, R, bias, h0, c0, n0, m0, gates, h, c, n, m, B, T, H,
+    D: tl.constexpr, BD: tl.constexpr, BB: tl.constexpr, SH: tl.constexpr, SG: tl.constexpr,
+    HAS_BIAS: tl.constexpr, SAVE: tl.constexpr,
 ):  # fmt: skip
-    """h (B, T, H, D); with SAVE gates (B, T, H, 4, D) and all c, n, m, else the last c, n, m (B, H, D)."""
+    """h (B, T, H, D); with SAVE the gates, as x, and all c, n, m, else the last c, n, m (B, H, D)."""
     head = tl.program_id(1)
     b = tl.program_id(0) * BB + tl.arange(0, BB)[:, None]
     d = tl.arange(0, BD)[None, :]
@@ -63,17 +93,25 @@ def forward_kernel(
     row = tl.arange(0, BD)[:, None]
     R_i, R_f = load_recurrent(R, head, 0, row, d, D), load_recurrent(R, head, 1, row, d, D)
     R_z, R_o = load_recurrent(R, head, 2, row, d, D), load_recurrent(R, head, 3, row, d, D)
+    if HAS_BIAS:
+        b_i, b_f, b_z, b_o = load_gates(bias, head * 4 * D + d, d < D, D)
     first = (b.to(tl.int64) * H + head) * D + d
+    # a program's steps: addresses of the first sequence, and offsets of the others, in 32 bits
+    steps = tl.program_id(0).to(tl.int64) * BB * T
+    local = tl.arange(0, BB)[:, None] * (T * H * D)
+    at, gate = local + d, 4 * local + d
     h_t, c_t = tl.load(h0 + first, mask=inside, other=0.0), tl.load(c0 + first, mask=inside, other=0.0)
     n_t, m_t = tl.load(n0 + first, mask=inside, other=0.0), tl.load(m0 + first, mask=inside, other=0.0)
+    x += steps * H * 4 * D + head * SH
+    gates += steps * H * 4 * D + head * SH
+    own = (steps * H + head) * D
+    i_next, f_next, z_next, o_next = load_gates(x, gate, inside, SG)
     t = 0
     while t < T:
-        at = ((b.to(tl.int64) * T + t) * H + head) * D + d
-        gate = ((b.to(tl.int64) * T + t) * H + head) * 4 * D + d
-        i = tl.load(x + gate, mask=inside, other=0.0)
-        f = tl.load(x + gate + D, mask=inside, other=0.0)
-        z = tl.load(x + gate + 2 * D, mask=inside, other=0.0)
-        o = tl.load(x + gate + 3 * D, mask=inside, other=0.0)
+        i, f, z, o = i_next, f_next, z_next, o_next
+        i_next, f_next, z_next, o_next = load_gates(x + H * 4 * D, gate, inside & (t + 1 < T), SG)
+        if HAS_BIAS:
+            i, f, z, o = i + b_i, f + b_f, z + b_z, o + b_o
         i = tl.dot(h_t, R_i, i, input_precision="tf32x3")
         f = tl.dot(h_t, R_f, f, input_precision="tf32x3")
         z = tl.dot(h_t, R_z, z, input_precision="tf32x3")
@@ -84,15 +122,15 @@ def forward_kernel(
         c_t = forget * c_t + write * tanh(z)
         n_t = forget * n_t + write
         h_t = tl.where(inside, sigmoid(o) * c_t / n_t, 0.0)
-        tl.store(h + at, h_t, mask=inside)
+        tl.store(h + own + at, h_t, mask=inside)
         if SAVE:
-            tl.store(gates + gate, i, mask=inside)
-            tl.store(gates + gate + D, f, mask=inside)
-            tl.store(gates + gate + 2 * D, z, mask=inside)
-            tl.store(gates + gate + 3 * D, o, mask=inside)
-            tl.store(c + at, c_t, mask=inside)
-            tl.store(n + at, n_t, mask=inside)
-            tl.store(m + at, m_t, mask=inside)
+            store_gates(gates, gate, inside, i, f, z, o, SG)
+            tl.store(c + own + at, c_t, mask=inside)
+            tl.store(n + own + at, n_t, mask=inside)
+            tl.store(m + own + at, m_t, mask=inside)
+        own += H * D
+        x += H * 4 * D
+        gates += H * 4 * D
         t += 1
     if not SAVE:
         tl.store(c + first, c_t, mask=inside)
@@ -103,9 +141,10 @@ def forward_kernel(
 @triton.jit
 def backward_kernel(
     R, gates, c0, n0, m0, c, n, m, dh_out, dc_last, dn_last, dm_last, dgates, dh0, dc0, dn0, dm0, B, T, H,
-    D: tl.constexpr, BD: tl.constexpr, BB: tl.constexpr, THROUGH_M: tl.constexpr,
+    D: tl.constexpr, BD: tl.constexpr, BB: tl.constexpr, SH: tl.constexpr, SG: tl.constexpr,
+    THROUGH_M: tl.constexpr,
 ):  # fmt: skip
-    """dgates (B, T, H, 4, D), and the gradients of h0, c0, n0 and m0. dc, dn, dm are read with THROUGH_M."""
+    """dgates, as the gates, and the gradients of h0, c0, n0 and m0. dc, dn, dm are read with THROUGH_M."""
     head = tl.program_id(1)
     b = tl.program_id(0) * BB + tl.arange(0, BB)[:, None]
     d = tl.arange(0, BD)[None, :]
@@ -114,38 +153,50 @@ def backward_kernel(
     # transposed: rows are gates, columns the outputs they read
     R_i, R_f = load_recurrent(R, head, 0, d, row, D), load_recurrent(R, head, 1, d, row, D)
     R_z, R_o = load_recurrent(R, head, 2, d, row, D), load_recurrent(R, head, 3, d, row, D)
-    first = (b.to(tl.int64) * H + head) * D + d
+    first = tl.arange(0, BB)[:, None] * (H * D) + d
+    entered = (tl.program_id(0).to(tl.int64) * BB * H + head) * D
+    c0, n0, m0 = c0 + entered, n0 + entered, m0 + entered
+    # addresses of the first sequence, and offsets of the others, in 32 bits
+    steps = tl.program_id(0).to(tl.int64) * BB * T + T - 1
+    local = tl.arange(0, BB)[:, None] * (T * H * D)
+    at, gate = local + d, 4 * local + d
+    own = (steps * H + head) * D
+    gates += steps * H * 4 * D + head * SH
+    dgates += steps * H * 4 * D + head * SH
+    c_t, n_t = tl.load(c + own + at, mask=inside, other=0.0), tl.load(n + own + at, mask=inside, other=0.0)
+    m_t = tl.load(m + own + at, mask=inside, other=0.0)
     dc, dn = tl.zeros((BB, BD), tl.float32), tl.zeros((BB, BD), tl.float32)
     dm = tl.zeros((BB, BD), tl.float32)
     if THROUGH_M:
-        last = ((b.to(tl.int64) * T + T - 1) * H + head) * D + d
-        dc += tl.load(dc_last + first, mask=inside, other=0.0)
-        dn += tl.load(dn_last + first, mask=inside, other=0.0)
-        dm += tl.load(dm_last + first, mask=inside, other=0.0)
-        dm -= dc * tl.load(c + last, mask=inside, other=0.0)
-        dm -= dn * tl.load(n + last, mask=inside, other=0.0)
+        dc += tl.load(dc_last + entered + first, mask=inside, other=0.0)
+        dn += tl.load(dn_last + entered + first, mask=inside, other=0.0)
+        dm += tl.load(dm_last + entered + first, mask=inside, other=0.0)
+        dm -= dc * c_t + dn * n_t
     dh = tl.zeros((BB, BD), tl.float32)  # what later steps ask of h_t
+    i_next, f_next, z_next, o_next = load_gates(gates, gate, inside, SG)
+    dh_next = tl.load(dh_out + own + at, mask=inside, other=0.0).to(tl.float32)
+    own -= H * D  # of the step before
+    c_next = load_after(c + own, c0, at, first, inside, T - 2)
+    n_next = load_after(n + own, n0, at, first, inside, T - 2)
+    m_next = load_after(m + own, m0, at, first, inside, T - 2)
     t = T - 1
     while t >= 0:
-        at = ((b.to(tl.int64) * T + t) * H + head) * D + d
-        gate = ((b.to(tl.int64) * T + t) * H + head) * 4 * D + d
-        i = tl.load(gates + gate, mask=inside, other=0.0)
-        f = tl.load(gates + gate + D, mask=inside, other=0.0)
-        z = tanh(tl.load(gates + gate + 2 * D, mask=inside, other=0.0))
-        o = sigmoid(tl.load(gates + gate + 3 * D, mask=inside, other=0.0))
-        c_t, n_t = tl.load(c + at, mask=inside, other=0.0), tl.load(n + at, mask=inside, other=1.0)
-        m_t = tl.load(m + at, mask=inside, other=0.0)
-        earlier, begun = inside & (t > 0), inside & (t == 0)
-        before = at - H * D
-        c_before = tl.load(c + before, mask=earlier, other=0.0) + tl.load(c0 + first, mask=begun, other=0.0)
-        n_before = tl.load(n + before, mask=earlier, other=0.0) + tl.load(n0 + first, mask=begun, other=0.0)
-        m_before = tl.load(m + before, mask=earlier, other=0.0) + tl.load(m0 + first, mask=begun, other=0.0)
+        i, f, z, o = i_next, f_next, tanh(z_next), sigmoid(o_next)
+        dh += dh_next
+        c_before, n_before, m_before = c_next, n_next, m_next
+        earlier = inside & (t > 0)
+        i_next, f_next, z_next, o_next = load_gates(gates - H * 4 * D, gate, earlier, SG)
+        dh_next = tl.load(dh_out + own + at, mask=earlier, other=0.0).to(tl.float32)
+        own -= H * D
+        c_next = load_after(c + own, c0, at, first, inside, t - 2)
+        n_next = load_after(n + own, n0, at, first, inside, t - 2)
+        m_next = load_after(m + own, m0, at, first, inside, t - 2)
+        n_safe = tl.where(inside, n_t, 1.0)
         kept = log_sigmoid(f) + m_before
         write, forget = tl.exp(i - m_t), tl.exp(kept - m_t)
-        y = c_t / n_t
-        dh += tl.load(dh_out + at, mask=inside, other=0.0)
-        dc += dh * o / n_t
-        dn -= dh * o * y / n_t
+        y = c_t / n_safe
+        dc += dh * o / n_safe
+        dn -= dh * o * y / n_safe
         di = write * (z * dc + dn)
         df = forget * sigmoid(-f) * (c_before * dc + n_before * dn)
         dz = write * (1.0 - z * z) * dc
@@ -155,19 +206,19 @@ def backward_kernel(
             di += (1.0 - stays) * dm
             df += stays * dm * sigmoid(-f)
             dm *= stays
-        tl.store(dgates + gate, di, mask=inside)
-        tl.store(dgates + gate + D, df, mask=inside)
-        tl.store(dgates + gate + 2 * D, dz, mask=inside)
-        tl.store(dgates + gate + 3 * D, do, mask=inside)
+        store_gates(dgates, gate, inside, di, df, dz, do, SG)
         dc, dn = dc * forget, dn * forget
         dh = tl.dot(tl.where(inside, di, 0.0), R_i, input_precision="tf32x3")
         dh = tl.dot(tl.where(inside, df, 0.0), R_f, dh, input_precision="tf32x3")
         dh = tl.dot(tl.where(inside, dz, 0.0), R_z, dh, input_precision="tf32x3")
         dh = tl.dot(tl.where(inside, do, 0.0), R_o, dh, input_precision="tf32x3")
+        c_t, n_t, m_t = c_before, n_before, m_before
+        gates -= H * 4 * D
+        dgates -= H * 4 * D
         t -= 1
-    tl.store(dh0 + first, dh, mask=inside)
-    tl.store(dc0 + first, dc, mask=inside)
-    tl.store(dn0 + first, dn, mask=inside)
+    tl.store(dh0 + entered + first, dh, mask=inside)
+    tl.store(dc0 + entered + first, dc, mask=inside)
+    tl.store(dn0 + entered + first, dn, mask=inside)
     # c and n enter as c exp(m) and n exp(m); the largest exponent may be the first one
     dm += dc * tl.load(c0 + first, mask=inside, other=0.0) + dn * tl.load(n0 + first, mask=inside, other=0.0)
-    tl.store(dm0 + first, dm, mask=inside)
+    tl.store(dm0 + entered + first, dm, mask=inside)
