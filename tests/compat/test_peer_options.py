@@ -5,8 +5,9 @@ import re
 import pytest
 
 from statetrack import (
-    AttentionConfig,
     DeltaNetConfig,
+    GLAConfig,
+    Mamba2Config,
     MambaConfig,
     MLSTMConfig,
     ModelConfig,
@@ -18,6 +19,7 @@ from statetrack import (
 )
 from statetrack.cli import main
 from statetrack.errors import UserError
+from statetrack.layers import PRESETS
 from statetrack.peer_options import PEER_OPTIONS
 
 
@@ -28,6 +30,8 @@ from statetrack.peer_options import PEER_OPTIONS
         (lambda: DeltaNetConfig(num_heads=4), "Here: heads."),
         (lambda: DeltaNetConfig(d_state=16), "Mamba mixer"),
         (lambda: DeltaNetConfig(num_v_heads=4), "Here: value_heads"),
+        (lambda: Mamba2Config(headdim=64), "Here: heads, with a Mamba-2"),
+        (lambda: GLAConfig(gate_logit_normalizer=16), "GLA has 16"),
         (lambda: DeltaNetConfig(output_gate_activation="swish"), "Here: gate_activation"),
         (lambda: MambaConfig(use_conv_bias=False), "Here: conv_bias"),
         (lambda: MambaConfig(time_step_floor=1e-4), "Here: dt_init_floor"),
@@ -82,7 +86,8 @@ def test_options_that_exist_under_the_same_name_are_not_refused():
 
 def test_the_table_points_to_options_that_exist():
     """The word an entry begins with is a field of some config or an argument of build."""
-    configs = (AttentionConfig, DeltaNetConfig, MambaConfig, ModelConfig, TrainingConfig)
+    mixers = {type(preset.mixer) for preset in PRESETS.values()}
+    configs = (*mixers, ModelConfig, TrainingConfig)
     known = {name for config in configs for name in config.__dataclass_fields__} | {
         "attention_every",
         "the",

@@ -130,6 +130,7 @@ def test_the_initial_step_sizes_of_mamba_follow_its_options():
     ("options", "message"),
     [
         ({"dt_min": 0.2}, "0 < dt_min <= dt_max"),
+        ({"dt_rank": "auto"}, "our default. Use None"),
         ({"dt_init": "zero"}, "dt_init 'zero'"),
         ({"dt_scale": 0.0}, "above 0"),
     ],

@@ -80,6 +80,8 @@ class Mamba(Mixer):
     def __init__(self, config: MambaConfig, d_model: int, layers: int = 1):
         super().__init__()
         check_eigenvalues("Mamba", config.eigenvalues)
+        if config.dt_rank == "auto":
+            raise UserError('Mamba: dt_rank is "auto", which is mamba-ssm\'s name of our default. Use None.')
         check_sizes(
             "Mamba",
             d_state=config.d_state,
