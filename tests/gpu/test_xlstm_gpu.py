@@ -1,11 +1,23 @@
-"""The sLSTM's kernels, and bracketed expressions, on a GPU against their references."""
+"""Kernels of mLSTM, sLSTM and what surrounds them, and bracketed expressions, against their references."""
+
+import copy
+from dataclasses import replace
 
 import pytest
 import torch
 
+from statetrack.experiments import tab_chomsky
+from statetrack.layers import build
+from statetrack.layers.fusion import fused
 from statetrack.ops.bracket_expressions import bracket_expressions
-from statetrack.ops.mlstm import mlstm
+from statetrack.ops.geglu import geglu
+from statetrack.ops.head_norm import head_norm
+from statetrack.ops.layer_norm import add_layer_norm
+from statetrack.ops.mlstm import mlstm, mlstm_joined
 from statetrack.ops.slstm import slstm
+from statetrack.training.graph_step import GraphStep
+from statetrack.training.source import source_of
+from statetrack.training.state import new_state
 
 pytestmark = pytest.mark.gpu
 
@@ -61,3 +73,96 @@ def test_mlstm_matches_float64(B, T, H, K, dtype):
     for x, y in zip(results(given, "triton"), expected, strict=True):
         bound = 5e-5 if x.dtype == torch.float32 and dtype == torch.float32 else 2e-2
         assert (x - y).abs().max() <= bound * y.abs().max()
+
+
+def with_gradients(op, given, dtype=None):
+    """Results and gradients for a fixed loss; in `dtype` or as given."""
+    leaves = [(x if dtype is None else x.to(dtype)).detach().requires_grad_() for x in given]
+    results = op(*leaves)
+    results = results if isinstance(results, tuple) else (results,)
+    weights = [torch.linspace(-1, 1, y.numel(), device="cuda", dtype=torch.float64) for y in results]
+    losses = [(y.double() * w.view(y.shape)).sum() for y, w in zip(results, weights, strict=True)]
+    return [*results, *torch.autograd.grad(losses, leaves)]
+
+
+def assert_as_float64(op, given, bound):
+    """`op` takes a backend after its tensors."""
+    expected = with_gradients(lambda *x: op(*x, "reference"), given, torch.float64)
+    for a, b in zip(with_gradients(lambda *x: op(*x, "triton"), given), expected, strict=True):
+        assert (a - b).norm() <= bound * b.norm()
+
+
+def draw(*shape, dtype=torch.float32):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape))).cuda().to(dtype)
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 2e-5), (torch.bfloat16, 2e-2)])
+@pytest.mark.parametrize(("H", "D"), [(4, 32), (1, 64)])
+def test_slstm_with_bias_and_gates_in_front_of_heads_matches_float64(H, D, dtype, bound):
+    x = (2 * draw(1024, 39, 4, H, D, dtype=dtype)).transpose(2, 3)
+    given = [x, draw(H, D, 4 * D) / D**0.5, draw(H, 4, D)]
+    assert_as_float64(lambda x, R, bias, backend: slstm(x, R, bias=bias, backend=backend)[0], given, bound)
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-4), (torch.bfloat16, 2e-2)])
+@pytest.mark.parametrize(("H", "K"), [(4, 64), (1, 128)])
+def test_joined_mlstm_matches_float64(H, K, dtype, bound):
+    given = [draw(65, 39, 3, H, K, dtype=dtype), 2 * draw(65, 39, H), 3 + 2 * draw(65, 39, H)]
+    assert_as_float64(lambda qkv, i, f, backend: mlstm_joined(qkv, i, f, backend=backend)[0], given, bound)
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 2e-5), (torch.bfloat16, 2e-2)])
+def test_norms_and_gelu_match_float64(dtype, bound):
+    rows, (H, D) = 20_001, (4, 64)
+
+    def add(x, y, w, b, backend):
+        return add_layer_norm(2 * x, y, w, b, backend=backend)
+
+    def gated(h, w, skip, c, up, backend):
+        return head_norm(h, w, skip=skip, c=c, z=up[..., H * D :], backend=backend)
+
+    assert_as_float64(add, [draw(rows, 128), draw(rows, 128, dtype=dtype), draw(128), draw(128)], bound)
+    heads = [1 + draw(rows, H, D, dtype=dtype), draw(H * D)]
+    assert_as_float64(lambda h, w, backend: head_norm(h, w, backend=backend), heads, bound)
+    branches = [draw(H * D), draw(rows, H * D, dtype=dtype), draw(rows, 2 * H * D, dtype=dtype)]
+    assert_as_float64(gated, heads + branches, bound)
+    assert_as_float64(lambda x, backend: geglu(x, backend=backend), [2 * draw(rows, 384, dtype=dtype)], bound)
+
+
+@pytest.mark.parametrize(("name", "heads"), [("mlstm", 4), ("mlstm", 1), ("slstm", 4), ("slstm", 2)])
+def test_fused_models_are_the_same_function_with_the_same_gradients(name, heads):
+    torch.manual_seed(0)
+    exact = build(name, vocab_size=7, heads=heads, layers=2).cuda().double()
+    for p in exact.parameters():
+        p.data.add_(0.1 * torch.randn_like(p))
+    tokens = torch.randint(7, (64, 39), device="cuda")
+
+    def outcome(model, choice):
+        with fused(choice):
+            logits, _ = model(tokens)
+            logits.double().sin().sum().backward()
+        return [logits.detach(), *(p.grad for p in model.parameters())]
+
+    single = copy.deepcopy(exact).float()
+    for a, b in zip(outcome(single, None), outcome(exact, False), strict=True):
+        assert (a - b).norm() <= 1e-3 * b.norm() + 1e-5
+
+
+@pytest.mark.parametrize("panel", [tab_chomsky.PARITY, tab_chomsky.PLAIN])
+@pytest.mark.parametrize("label", ["mLSTM", "sLSTM"])
+def test_the_protocols_steps_are_recorded_and_give_the_losses_of_eager_steps(label, panel):
+    runs = tab_chomsky.runs("paper", 1)
+    spec = next(r.spec for r in runs if (r.panel, r.label) == (panel, label) and r.spec.training.lr == 1e-3)
+    spec = replace(spec, training=replace(spec.training, batch=64)).resolved()
+    losses = []
+    for graphs in (True, False):
+        said, device = [], torch.device("cuda")
+        torch.manual_seed(0)
+        step = GraphStep(spec, new_state(spec, device), source_of(spec, device), said.append, graphs=graphs)
+        with step.on_stream():
+            for _ in range(8):
+                step()
+            losses.append(step.state.loss_sum.item())
+        assert not said
+        assert step.uses_graphs == graphs
+    assert losses[0] == pytest.approx(losses[1], rel=2e-2)
