@@ -133,12 +133,18 @@ def folded_native(
 def folded_triton(
     q, k, v, beta, gate: Gate, initial_state, cu_seqlens, options
 ) -> tuple[Tensor, Tensor | None]:
-    """The Triton kernels on queries and keys with signs and angles folded in."""
-    if gate.per_channel:
-        run = load("statetrack.ops.delta_rule.triton.channel_backend:delta_rule_channel_triton")
-    else:
+    """The Triton kernels: those for a gate per channel take signs as they are, angles are folded in."""
+    if not gate.per_channel:
         run = load("statetrack.ops.delta_rule.triton.backend:delta_rule_triton")
-    return _folded(run, q, k, v, beta, gate, initial_state, cu_seqlens, options)
+        return _folded(run, q, k, v, beta, gate, initial_state, cu_seqlens, options)
+    run = load("statetrack.ops.delta_rule.triton.channel_backend:delta_rule_channel_triton")
+    (g, a, sign, angle), unfold = gate, None
+    if angle is not None:
+        q, k, _, unfold = fold(q, k, Gate(None, None, None, angle), cu_seqlens)
+        g, a, sign = (x if x is None or x.ndim == 3 else both_of_pair(x) for x in (g, a, sign))
+    sizes = g if a is None else a
+    o, S = run(q, k, v, beta, sizes, sign, a is None, initial_state, cu_seqlens, options)
+    return o, S if unfold is None else unfold(S)
 
 
 def _turned(
