@@ -151,7 +151,7 @@ def test_held_out_numbers_are_those_of_logits_computed_at_once(tmp_path):
     spec = small_spec(small_corpus(tmp_path))
     model = build_model(spec)
     row = evaluate(model, spec, CPU)
-    losses = {}
+    losses, targets = {}, []
     for split in ("heldout", "heldout-short"):
         tokens = torch.from_numpy(spec.task.shards.read(split, 0, spec.task.shards.tokens(split)).astype(int))
         length = min(16, len(tokens) - 1)
@@ -160,12 +160,15 @@ def test_held_out_numbers_are_those_of_logits_computed_at_once(tmp_path):
         )
         starts = chosen[:8, None] * length + torch.arange(length + 1)
         logits = model(tokens[starts[:, :-1]])[0]
+        targets.append(tokens[starts[:, 1:]].flatten())
         losses[split] = torch.nn.functional.cross_entropy(
             logits.transpose(1, 2), tokens[starts[:, 1:]], reduction="none"
         )
         assert row["by_split"][split]["loss"] == pytest.approx(losses[split].mean().item(), rel=1e-5)
     every = torch.cat([x.flatten() for x in losses.values()])
     assert row["heldout_loss"] == pytest.approx(every.mean().item(), rel=1e-5)
+    counts = np.unique(torch.cat(targets), return_counts=True)[1] / len(every)
+    assert row["frequency_loss"] == pytest.approx(-(counts * np.log(counts)).sum())
     early = torch.cat([x[:, :4].flatten() for x in losses.values()]).mean().item()
     assert row["perplexity"]["4"] == pytest.approx(math.exp(early), rel=1e-5)
     assert list(row["by_split"]["heldout-short"]["perplexity"]) == ["4"]  # it has four targets
@@ -279,3 +282,5 @@ def test_rows_of_text_print_as_one_line(capsys):
     assert (
         capsys.readouterr().out == "step       5  loss 2.0000  heldout 2.5000  ppl@128 12.50  ppl@256 11.25\n"
     )
+    print_row(5, {"loss": 2.0, "heldout_loss": 2.5, "frequency_loss": 3.25, "perplexity": {}})
+    assert "heldout 2.5000 (frequencies alone 3.2500)" in capsys.readouterr().out

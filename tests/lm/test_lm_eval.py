@@ -122,6 +122,9 @@ def test_the_command_gives_what_the_model_gives_by_hand(folder, tasks, tmp_path,
     assert (result["max_length"], result["limit"], result["model"]) == (32, None, "run")
     printed = capsys.readouterr().out
     assert "small_choice (3 documents)" in printed
+    # two choices each, and the first is right twice of three times
+    assert result["baselines"] == {"small_choice": {"chance": 0.5, "majority": pytest.approx(2 / 3)}}
+    assert f"acc                     {accuracy:>12.4f}  (chance 0.5000, majority 0.6667)" in printed
     assert f"See {out}" in printed
 
 

@@ -1,6 +1,8 @@
 """`statetrack lm perplexity`: from folders of runs to a table, a figure and a file."""
 
 import json
+import math
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -15,6 +17,7 @@ from statetrack.lm.shards import write_shards
 from statetrack.lm.tokenizers import train_bpe
 from statetrack.run import run
 from statetrack.spec import EvaluationConfig, RunSpec, TrainingConfig
+from statetrack.tasks.token_shards import TokenShards
 from statetrack.training import Options
 
 FLAGS = ["--length", "64", "--bins", "8", "--splits", "heldout", "--window", "24"]
@@ -37,11 +40,22 @@ def runs(tmp_path_factory):
     return found, str(folder / "data")
 
 
+def frequency_perplexity(data: str) -> float:
+    """Of the tokens that sequences of 64 in the held-out split predict, counted by hand."""
+    shards = TokenShards.open(data)
+    tokens = shards.read("heldout", 0, shards.tokens("heldout"))
+    predicted = tokens[1 : 64 * ((len(tokens) - 1) // 64) + 1]
+    shares = [count / len(predicted) for count in Counter(predicted.tolist()).values()]
+    return math.exp(-sum(share * math.log(share) for share in shares))
+
+
 def test_models_are_compared_on_the_same_sequences(runs, tmp_path, capsys):
     models, data = runs
     main(["lm", "perplexity", *models, data, *FLAGS, "--spectrum", "--out", str(tmp_path)])
     printed = capsys.readouterr().out
     assert "Loss of DeltaNet [-1,1] minus loss of DeltaNet [0,1]" in printed
+    (line,) = (line for line in printed.splitlines() if "(token frequencies alone)" in line)
+    assert float(line.split()[-1]) == pytest.approx(frequency_perplexity(data), abs=1e-3)
     assert "Eigenvalues of the transitions, DeltaNet [-1,1], seed 1" in printed
     names = {f"{n}.{k}" for n in ("perplexity", "differences", "spectrum") for k in ("json", "png", "svg")}
     assert {path.name for path in tmp_path.iterdir()} == names

@@ -70,8 +70,8 @@ def _changes(snapped: Snapped) -> list[str]:
     share, margin = snapped.learned_right, snapped.learned_margin
     return [
         f"transitions    exact up to {snapped.transition_error:.1e} in float32",
-        f"read-out       {snapped.read_out}: the learned one is right on {share:.2%} of all (state, token), "
-        f"least margin {margin:.2f}; now {snapped.margin:.2f}",
+        f"read-out       {snapped.read_out}: the learned one is right on {share:.2%} of all (state, token) "
+        f"(commonest answer {snapped.commonest:.2%}), least margin {margin:.2f}; now {snapped.margin:.2f}",
     ]
 
 
@@ -98,7 +98,7 @@ def _rounded(count: float) -> str:
 
 def _write(folder: Path, spec: RunSpec, snapped: Snapped, about: dict[str, Any]) -> None:
     """spec.json and model.safetensors as a run has them; no done.json, since these are no trained weights."""
-    numbers = "read_out", "learned_right", "learned_margin", "margin", "transition_error"
+    numbers = "read_out", "learned_right", "commonest", "learned_margin", "margin", "transition_error"
     report = {"heads": [asdict(h) for h in snapped.heads]} | {n: getattr(snapped, n) for n in numbers}
     write_json(folder / REPORT, about | report)
     write_json(folder / "spec.json", spec.to_dict())

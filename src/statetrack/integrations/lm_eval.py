@@ -5,6 +5,7 @@ a table sets ours beside the numbers of Table 4 (tab:lm_harness).
 """
 
 import logging
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -87,7 +88,7 @@ def evaluate(
             task_manager=manager,
             limit=limit,
             num_fewshot=shots,
-            log_samples=False,
+            log_samples=True,  # for the number of choices and the answers
             bootstrap_iters=0,
         )
     except (ConnectionError, FileNotFoundError) as error:
@@ -99,6 +100,11 @@ def evaluate(
     return {
         "model": opened.name,
         "tasks": {name: _metrics(found["results"][name]) for name in sorted(found["results"])},
+        "baselines": {
+            name: found_baselines
+            for name in sorted(found["results"])
+            if (found_baselines := _baselines(found, name))
+        },
         "samples": {name: count["effective"] for name, count in sorted(found["n-samples"].items())},
         "limit": limit,
         "shots": shots,
@@ -150,6 +156,24 @@ def _metrics(found: Mapping[str, Any]) -> dict[str, float]:
     """The numbers of one task; the harness writes "acc,none" for the metric acc without a filter."""
     values = {key.removesuffix(",none"): value for key, value in found.items()}
     return {key: float(x) for key, x in values.items() if isinstance(x, int | float) and key != "sample_len"}
+
+
+def _baselines(found: Mapping[str, Any], task: str) -> dict[str, float]:
+    """What needs no model on a task of choices: an even choice, and always the place most often right.
+
+    Empty for other kinds of tasks, and for groups.
+    """
+    if found["configs"].get(task, {}).get("output_type") != "multiple_choice":
+        return {}
+    documents = {sample["doc_id"]: sample for sample in found["samples"][task]}.values()
+    choices = [len(sample["arguments"]) for sample in documents]
+    answers = Counter(str(sample["target"]) for sample in documents)
+    if not choices or min(choices) == 0:
+        return {}
+    return {
+        "chance": sum(1 / n for n in choices) / len(choices),
+        "majority": max(answers.values()) / len(documents),
+    }
 
 
 def paper_table(result: Mapping[str, Any]) -> list[list[str]]:

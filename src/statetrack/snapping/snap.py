@@ -79,6 +79,7 @@ class Snapped:
     heads: list[HeadReport]
     read_out: str  # "kept" or "fitted again"
     learned_right: float  # share of right answers on exact states with the learned read-out
+    commonest: float  # share of the commonest answer among them
     learned_margin: float  # with the learned read-out
     margin: float  # with the one the model has now
     transition_error: float  # largest entry by which written transitions differ from exact ones, in float32
@@ -95,8 +96,9 @@ def snap(model: Model, spec: RunSpec, tolerance: float = TOLERANCE) -> Snapped:
     others are silenced. What cannot be rounded is a `UserError` that says why.
     """
     model, heads, states, error = round_transitions(model, spec, tolerance)
-    leads = _leads(model, states)
+    leads, labels = _leads(model, states), _hidden(model, states)[1]
     right, before, read_out = float((leads > 0).float().mean()), float(leads.min()), "kept"
+    commonest = labels.bincount().max().item() / len(labels)
     if before < MARGIN:
         _fit_head(model, states)
         leads, read_out = _leads(model, states), "fitted again"
@@ -107,7 +109,7 @@ def snap(model: Model, spec: RunSpec, tolerance: float = TOLERANCE) -> Snapped:
             f"tell all {states.group.order} elements apart (margin {margin:.3g}), also with its head fitted "
             "again. Train longer."
         )
-    return Snapped(model, heads, read_out, right, before, margin, error, states)
+    return Snapped(model, heads, read_out, right, commonest, before, margin, error, states)
 
 
 def round_transitions(

@@ -34,6 +34,7 @@ def heldout(model: Model, spec: RunSpec, device: torch.device, ranks: Ranks) -> 
     """The keys of one line of metrics.jsonl, over all held-out tokens and `by_split`:
 
         heldout_loss     mean cross-entropy in nats
+        frequency_loss   that of the targets' frequencies alone, see `frequency_loss`
         perplexity       exp of it at the positions after one edge of `eval_lengths` up to the next, by edge
 
     At most `eval_samples` windows of a split, the same for every training seed. With `reset` a window is a
@@ -44,21 +45,50 @@ def heldout(model: Model, spec: RunSpec, device: torch.device, ranks: Ranks) -> 
     sums = {split: _measure(model, spec, split, device, ranks) for split in shards.heldout}
     edges = [str(edge) for edge in spec.evaluation.eval_lengths or ()]
     total = torch.stack(list(sums.values())).sum(0)
-    row = {"heldout_loss": _mean(total), "perplexity": _perplexity(total, edges)}
+    row = {"heldout_loss": _mean(total), "frequency_loss": frequency_loss(spec)}
+    row |= {"perplexity": _perplexity(total, edges)}
     by_split = {
         name: {"loss": _mean(one), "perplexity": _perplexity(one, edges)} for name, one in sums.items()
     }
     return row | {"by_split": by_split}
 
 
+def frequency_loss(spec: RunSpec) -> float:
+    """The loss, in nats, of giving every held-out target of `heldout` its share among them.
+
+    It is the entropy of the frequencies of these targets: no guess that does not look at the text loses less.
+    """
+    assert isinstance(spec.task, Corpus)
+    shards, counts = spec.task.shards, np.zeros(spec.task.shards.vocab_size, np.int64)
+    for split in shards.heldout:
+        windows = _windows(spec, split)
+        for start, length in zip(*windows, strict=True):
+            tokens = shards.read(split, int(start) + 1, int(length))
+            counts += np.bincount(tokens, minlength=len(counts))
+    return entropy(counts)
+
+
+def entropy(counts: np.ndarray) -> float:
+    """Of the frequencies that the counts have, in nats; 0 of no counts."""
+    shares = counts[counts > 0] / max(counts.sum(), 1)
+    return float(-(shares * np.log(shares)).sum())
+
+
+def _windows(spec: RunSpec, split: str) -> Windows:
+    """The windows of a split, the same for every training seed."""
+    assert isinstance(spec.task, Corpus)
+    # of its own: another split does not change the windows of this one
+    generator = Generator().manual_seed(spec.evaluation.eval_seed)
+    choose = document_windows if spec.task.reset else stream_windows
+    longest = (spec.evaluation.eval_lengths or (0,))[-1]
+    return choose(spec.task.shards, split, longest, spec.evaluation.eval_samples, generator)
+
+
 def _measure(model: Model, spec: RunSpec, split: str, device: torch.device, ranks: Ranks) -> Tensor:
     """Sum of losses and number of targets between the edges, (2, edges), float64 on the CPU."""
     assert isinstance(spec.task, Corpus)
     edges, shards = list(spec.evaluation.eval_lengths or ()), spec.task.shards
-    # of its own: another split does not change the windows of this one
-    generator = Generator().manual_seed(spec.evaluation.eval_seed)
-    choose = document_windows if spec.task.reset else stream_windows
-    windows = choose(shards, split, edges[-1], spec.evaluation.eval_samples, generator)
+    windows = _windows(spec, split)
     rows = max(1, min(spec.evaluation.eval_batch, TOKENS_AT_ONCE // edges[-1])) * ranks.size
     total = torch.zeros(2, len(edges), dtype=torch.float64, device=device)
     for first in range(0, len(windows.starts), rows):

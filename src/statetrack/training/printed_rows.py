@@ -17,7 +17,8 @@ def print_row(step: int, row: dict[str, Any]) -> None:
             f"scaled {row['scaled_accuracy']:.3f} (majority answer {row['majority_scaled_accuracy']:.3f})"
         )
     if "heldout_loss" in row:
-        parts.append(f"heldout {row['heldout_loss']:.4f}")
+        beside = f" (frequencies alone {row['frequency_loss']:.4f})" if "frequency_loss" in row else ""
+        parts.append(f"heldout {row['heldout_loss']:.4f}{beside}")
         parts += [f"ppl@{edge} {value:.2f}" for edge, value in row["perplexity"].items()]
     print("  ".join(parts), flush=True)
 

@@ -20,7 +20,7 @@ from statetrack.lm.candidates import family
 from statetrack.lm.demo import HELDOUT, DemoSize, specs, summary
 from statetrack.lm.embedded import embedded_corpus
 from statetrack.lm.measure_models import Sequences, measure_models
-from statetrack.lm.perplexity import WindowReader
+from statetrack.lm.perplexity import WindowReader, frequency_losses
 from statetrack.report import figures, language_models
 from statetrack.report.language_models import TrainingCurve
 from statetrack.run import run
@@ -68,8 +68,8 @@ def main(arguments: Sequence[str]) -> None:
         Progress(),
     )
     write_figure(out / "perplexity", figure_of(measured))
-    found = differences_of(measured, "document")
-    print(f"\n{perplexity_table(measured)}\n\n{differences_text(found, 'document')}")
+    found, frequencies = differences_of(measured, "document"), frequency_losses(shards, measured.layouts)
+    print(f"\n{perplexity_table(measured, frequencies)}\n\n{differences_text(found, 'document')}")
     print(f"\n{summary(measured, found)}")
     print(f"\n{time.monotonic() - started:.0f} s. See {out / 'loss.png'} and {out / 'perplexity.png'}.")
 

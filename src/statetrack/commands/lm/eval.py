@@ -68,11 +68,22 @@ def as_text(result: Mapping[str, Any]) -> str:
     for task, metrics in result["tasks"].items():
         documents = f"{result['samples'][task]} documents" if task in result["samples"] else "group"
         lines.append(f"{task} ({documents})")
-        lines += [f"  {name:<24}{value:>12.4f}" for name, value in metrics.items()]
+        beside = _beside(result.get("baselines", {}).get(task))
+        lines += [
+            f"  {name:<24}{value:>12.4f}{beside if name.startswith('acc') else ''}"
+            for name, value in metrics.items()
+        ]
     if {*PAPER_TASKS} & {*result["tasks"]}:
         lines += ["", "Beside the paper's models, trained on 100B tokens of FineWeb (tab:lm_harness):"]
         lines += _columns(paper_table(result))
     return "\n".join(lines)
+
+
+def _beside(baselines: Mapping[str, float] | None) -> str:
+    """What an accuracy on choices is compared with."""
+    if not baselines:
+        return ""
+    return f"  (chance {baselines['chance']:.4f}, majority {baselines['majority']:.4f})"
 
 
 def _columns(table: Sequence[Sequence[str]]) -> list[str]:

@@ -4,7 +4,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -15,13 +15,14 @@ from statetrack.files import write_atomically, write_text
 from statetrack.lm.compare import Difference, as_table, compare, position_windows
 from statetrack.lm.measure_models import Sequences, measure_models, spectra_of_models
 from statetrack.lm.measured import Perplexities
-from statetrack.lm.perplexity import WindowReader
+from statetrack.lm.perplexity import WindowReader, frequency_losses
 from statetrack.lm.spectrum import spectrum_table
 from statetrack.lm.tables import aligned
 from statetrack.report import figures, language_models
 from statetrack.tasks.token_shards import TokenShards
 from statetrack.training.loop import resolve_device
 
+FREQUENCIES = "(token frequencies alone)"  # of the tokens that are predicted
 USAGE = "statetrack lm perplexity MODEL [MODEL...] DATA"
 
 
@@ -56,7 +57,7 @@ def main(arguments: Sequence[str]) -> None:
     reader = WindowReader(options.window, options.batch, options.precision, resolve_device(options.device))
     path = options.out / "perplexity.json"
     measured = measure_models(models, shards, options.sequences, reader, path, progress)
-    print(perplexity_table(measured))
+    print(perplexity_table(measured, frequency_losses(shards, measured.layouts)))
     write_figure(options.out / "perplexity", figure_of(measured))
     found = differences_of(measured, options.unit)
     for old in options.out.glob("differences.*"):  # of other models, measured into this folder before
@@ -89,8 +90,11 @@ class Progress:
             print(f"{what}: {done:,} of {of:,} tokens", file=sys.stderr, flush=True)
 
 
-def perplexity_table(measured: Perplexities) -> str:
-    """Perplexity of every model on every split: at all positions, within the training length, past it."""
+def perplexity_table(measured: Perplexities, frequencies: Mapping[str, float]) -> str:
+    """Perplexity of every model on every split: at all positions, within the training length, past it.
+
+    Below them that of the tokens' frequencies alone; `frequencies` are its losses by split.
+    """
     lines: list[tuple[str, ...]] = [
         ("split", "model", "seed", "sequences", "perplexity", "within training length", "past it")
     ]
@@ -100,6 +104,8 @@ def perplexity_table(measured: Perplexities) -> str:
             values = [f"{math.exp(measured.mean_loss(model, split, low, high)):.3f}" for low, high in windows]
             values += [""] * (3 - len(values))
             lines.append((split, model.label, f"{model.seed}", f"{len(layout.starts)}", *values))
+        alone = f"{math.exp(frequencies[split]):.3f}"
+        lines.append((split, FREQUENCIES, "", f"{len(layout.starts)}", alone, "", ""))
     first = next(iter(measured.layouts.values()))
     contexts = sorted({model.context for model in measured.models})
     trained = ", ".join(f"{context:,}" for context in contexts)
