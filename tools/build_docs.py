@@ -43,6 +43,7 @@ MODULES = (
     "statetrack.ops.mlstm",
     "statetrack.ops.pack",
     "statetrack.ops.rms_norm",
+    "statetrack.ops.rotary",
     "statetrack.ops.selective_scan",
     "statetrack.ops.short_convolution",
     "statetrack.ops.slstm",

@@ -1,4 +1,4 @@
-"""Kernels of mLSTM, sLSTM and what surrounds them, and bracketed expressions, against their references."""
+"""Kernels of mLSTM, sLSTM, attention and around them, and bracketed expressions, against references."""
 
 import copy
 from dataclasses import replace
@@ -14,6 +14,7 @@ from statetrack.ops.geglu import geglu
 from statetrack.ops.head_norm import head_norm
 from statetrack.ops.layer_norm import add_layer_norm
 from statetrack.ops.mlstm import mlstm, mlstm_joined
+from statetrack.ops.rotary import rotated_split
 from statetrack.ops.slstm import slstm
 from statetrack.training.graph_step import GraphStep
 from statetrack.training.source import source_of
@@ -129,7 +130,15 @@ def test_norms_and_gelu_match_float64(dtype, bound):
     assert_as_float64(lambda x, backend: geglu(x, backend=backend), [2 * draw(rows, 384, dtype=dtype)], bound)
 
 
-@pytest.mark.parametrize(("name", "heads"), [("mlstm", 4), ("mlstm", 1), ("slstm", 4), ("slstm", 2)])
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 2e-6), (torch.bfloat16, 1e-2)])
+def test_rotated_heads_match_float64(dtype, bound):
+    qkv = [draw(1024, 39, 384, dtype=dtype)]
+    assert_as_float64(lambda x, backend: rotated_split(x, 4, 4, 10_000.0, backend=backend), qkv, bound)
+
+
+@pytest.mark.parametrize(
+    ("name", "heads"), [("mlstm", 4), ("mlstm", 1), ("slstm", 4), ("slstm", 2), ("transformer", 4)]
+)
 def test_fused_models_are_the_same_function_with_the_same_gradients(name, heads):
     torch.manual_seed(0)
     exact = build(name, vocab_size=7, heads=heads, layers=2).cuda().double()
@@ -149,7 +158,7 @@ def test_fused_models_are_the_same_function_with_the_same_gradients(name, heads)
 
 
 @pytest.mark.parametrize("panel", [tab_chomsky.PARITY, tab_chomsky.PLAIN])
-@pytest.mark.parametrize("label", ["mLSTM", "sLSTM"])
+@pytest.mark.parametrize("label", ["mLSTM", "sLSTM", "Transformer"])
 def test_the_protocols_steps_are_recorded_and_give_the_losses_of_eager_steps(label, panel):
     runs = tab_chomsky.runs("paper", 1)
     spec = next(r.spec for r in runs if (r.panel, r.label) == (panel, label) and r.spec.training.lr == 1e-3)

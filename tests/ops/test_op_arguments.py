@@ -20,6 +20,7 @@ from statetrack.ops.linear_cross_entropy import linear_cross_entropy
 from statetrack.ops.mlstm import mlstm, mlstm_joined
 from statetrack.ops.pack import pack
 from statetrack.ops.rms_norm import add_rms_norm, rms_norm
+from statetrack.ops.rotary import rotated_split
 from statetrack.ops.selective_scan import selective_scan
 from statetrack.ops.short_convolution import convolved_split, short_convolution
 from statetrack.ops.slstm import slstm
@@ -45,6 +46,7 @@ CASES = [
     (head_norm, [torch.zeros(2, 2, 3), torch.ones(6)]),
     (swiglu, [torch.zeros(2, 4)]),
     (geglu, [torch.zeros(2, 4)]),
+    (rotated_split, [torch.zeros(1, 2, 12), 2, 2, 100.0]),
     (swiglu_product, [torch.zeros(2, 4), torch.zeros(5, 2)]),
     (pack, [WHOLE, WHOLE, -100, 8]),
     (run_automaton, [WHOLE, WHOLE, 0]),

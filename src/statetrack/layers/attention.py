@@ -10,11 +10,12 @@ from torch import Tensor, nn
 from statetrack.config import added
 from statetrack.errors import UserError
 from statetrack.layers.checks import check_eps, check_sizes, divide
+from statetrack.layers.fusion import fuses
 from statetrack.layers.mixer import Mixer, Packing, returns_states
 from statetrack.layers.norm import RMSNorm
 from statetrack.layers.padding import run_padded
-from statetrack.layers.precision import at_least_float32
 from statetrack.ops.padded_rows import PaddedRows
+from statetrack.ops.rotary import positions, rotate, rotated_split
 
 
 @dataclass(frozen=True)
@@ -101,11 +102,9 @@ class Attention(Mixer):
         rows = None if packing is None else PaddedRows("Attention", packing.cu_seqlens, packing.max_seqlen, x)
         if rows is not None:
             qkv = rows.padded(qkv)
-        q, k, v = self._heads(qkv)
-        _check_batch(state, len(k))
+        _check_batch(state, len(qkv))
         past = _past(state)
-        if self.config.positions:
-            q, k = (rotate(y, past, self.config.rotary_base) for y in (q, k))
+        q, k, v = self._heads(qkv, past)
         after = _extended(state, k, v)
         y = _attend(q, after.k, after.v, past, self.config.window).transpose(1, 2).flatten(-2)
         if rows is not None:
@@ -113,13 +112,19 @@ class Attention(Mixer):
             y, after = rows.packed(y), after._replace(lengths=past + rows.lengths)
         return self.to_out(y), after if returns_states(packing) else None
 
-    def _heads(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """q (B, heads, T, K), k and v (B, kv_heads, T, K) from the product of x (B, T, ...)."""
+    def _heads(self, qkv: Tensor, past: int | Tensor = 0) -> tuple[Tensor, Tensor, Tensor]:
+        """q (B, heads, T, K), k and v (B, kv_heads, T, K) from the product of x (B, T, ...), rotated."""
+        base, normed = self.config.rotary_base, self.q_norm is not None
+        if self.config.positions and not normed and isinstance(past, int) and past == 0 and fuses(qkv):
+            q, k, v = rotated_split(qkv, self.config.heads, self.kv_heads, base)
+            return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         q, k, v = qkv.split(self.widths, dim=-1)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         heads = self.config.heads, self.kv_heads, self.kv_heads
         q, k, v = (y.unflatten(-1, (n, -1)).transpose(1, 2) for y, n in zip((q, k, v), heads, strict=True))
+        if self.config.positions:
+            q, k = rotate(q, past, base), rotate(k, past, base)
         return q, k, v
 
     def transition_eigenvalues(self, x: Tensor, state: AttentionState | None = None) -> Tensor:
@@ -167,31 +172,8 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, past: int | Tensor, window: int | N
     if isinstance(past, int) and past == 0 and (window is None or window >= T):
         return F.scaled_dot_product_attention(q, k, v, is_causal=T > 1)
     places = torch.arange(k.shape[2], device=q.device)
-    positions = _positions(past, T, q.device)[..., None]
-    seen = places <= positions
+    own = positions(past, T, q.device)[..., None]
+    seen = places <= own
     if window is not None:
-        seen = seen & (places > positions - window)
+        seen = seen & (places > own - window)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
-
-
-def _positions(past: int | Tensor, T: int, device: torch.device) -> Tensor:
-    """past, ..., past + T - 1: (T,), or (B, 1, T) where every sequence has its own past (B,)."""
-    steps = torch.arange(T, device=device)
-    return past + steps if isinstance(past, int) else past[:, None, None] + steps
-
-
-def rotate(x: Tensor, past: int | Tensor, base: float) -> Tensor:
-    """Rotary position embedding (Su et al. 2021) of x (..., T, K), whose first step has position `past`.
-
-    A tensor `past` (B,) gives every sequence of x (B, H, T, K) its own.
-
-    Channels j and j + K/2 at position t are rotated by the angle t base^(-2j/K), so that q_t . k_s depends on
-    the positions only through t - s.
-    """
-    T, half = x.shape[-2], x.shape[-1] // 2
-    position = _positions(past, T, x.device).double()
-    rate = base ** (-torch.arange(half, device=x.device, dtype=torch.float64) / half)
-    angle = position[..., None] * rate
-    a, b = at_least_float32(x).chunk(2, dim=-1)
-    cos, sin = angle.cos().to(a.dtype), angle.sin().to(a.dtype)
-    return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1).to(x.dtype)

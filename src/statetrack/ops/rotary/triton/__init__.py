@@ -1,0 +1,1 @@
+"""Triton kernels of this op, and how they are launched."""
