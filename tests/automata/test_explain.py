@@ -83,6 +83,9 @@ def test_report_is_readable_and_plain_data():
     assert "cheapest class proven here to suffice: DeltaNet with rotations" in found.text()
     record = json.loads(json.dumps(found.to_dict()))
     assert record["cheapest"] == found.cheapest.name
+    warning = "RWKV-7 and Gated DeltaNet-2: they subtract a product of two different vectors"
+    assert record["not_judged"].startswith(warning)
+    assert f"not judged: {record['not_judged']}" in " ".join(found.text().split())
     assert record["analysis"]["group_orders"] == [120]
 
 

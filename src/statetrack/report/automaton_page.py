@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from statetrack.automata import DFA, Explanation, Verdict, compile_dfa
+from statetrack.automata.explain import NOT_JUDGED
 from statetrack.automata.export import network
 from statetrack.errors import UserError
 from statetrack.experiments.verdicts import MULTIPLES, Measured
@@ -48,6 +49,7 @@ def write_automaton_page(
         lead=_lead(found),
         conclusion=found.conclusion()[0],
         cheapest=found.cheapest.name,
+        not_judged=NOT_JUDGED,
         alphabet=list(dfa.alphabet),
         letters=letter_cycles(dfa),
         states=dfa.n_states,
