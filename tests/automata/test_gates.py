@@ -15,6 +15,7 @@ from statetrack.automata.one_layer import holding, merge_witness
 from statetrack.automata.one_layer_network import compile_one_layer
 from statetrack.automata.rotation_network import compile_rotations
 from statetrack.errors import UserError
+from statetrack.ops.delta_rule import delta_rule
 from statetrack.ops.gated_linear_attention import gated_linear_attention
 
 BACKENDS = ("reference", "chunked")
@@ -124,6 +125,30 @@ def test_one_diagonal_layer(pattern):
             )
     assert answers(dfa)["diagonal [-1,1], 1 layer"] == ONE_LAYER[pattern][1]
     assert answers(dfa)["diagonal unit circle, 1 layer"] == ONE_LAYER[pattern][2]
+
+
+@pytest.mark.parametrize(
+    "pattern", [pattern for pattern, (_, signed, _) in ONE_LAYER.items() if signed == "yes"]
+)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_signed_diagonal_layer_is_one_of_deltanet_with_heads_of_width_one(pattern, backend):
+    """1 - beta is the gate and beta v what is written: why `explain` says yes to DeltaNet in such a row."""
+    dfa = DFA.from_regex(pattern, "ab").minimal()
+    network = compile_one_layer(dfa, "[-1,1]")
+    letters = machines.random_word(random.Random(2), dfa, 500)
+    tokens = torch.tensor([["ab".index(letter) for letter in letters]])
+    beta, write = 1 - network.gate[tokens], network.write[tokens]
+    assert beta.min() >= 0
+    assert beta.max() <= 2
+    one, v = torch.ones(*beta.shape, 1), torch.where(write == 0, 0.0, write / beta)[..., None]
+    start = network.start[None, :, None, None]
+    o, _ = delta_rule(one, one, v, beta, scale=1.0, initial_state=start, backend=backend)
+    torch.testing.assert_close(o, network(tokens))
+    digits = network._digits(o[0]).tolist()
+    states = [network.by_features[network._features(row)] for row in digits]
+    assert [dfa.start, *states] == dfa.run(letters)
+    assert answers(dfa)["DeltaNet [-1,1], 1 layer"] == "yes"
+    assert answers(dfa)["DeltaNet with rotations, 1 layer"] == "yes"
 
 
 def test_words_that_a_layer_merges_and_weights_of_a_layer_exclude_each_other():
