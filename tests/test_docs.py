@@ -6,13 +6,11 @@ import importlib
 import importlib.util
 import inspect
 import re
-import shlex
 from pathlib import Path
 from types import ModuleType
 
 import pytest
-
-ROOT = Path(__file__).parent.parent
+from docs_blocks import ROOT, blocks, fences
 
 
 def load(path: Path) -> ModuleType:
@@ -135,14 +133,6 @@ def methods(cls: type):
             yield made
 
 
-def blocks(language: str):
-    """The code blocks of the pages, each with its page; one after `<!-- not run -->` is left out."""
-    for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
-        found = re.findall(rf"(<!-- not run -->\n)?```{language}\n(.*?)```", page.read_text(), flags=re.S)
-        name = page.relative_to(ROOT).as_posix()
-        yield from ((name, code) for marked, code in found if not marked)
-
-
 PYTHON = list(blocks("python"))
 
 
@@ -155,102 +145,5 @@ def test_python_in_the_pages_runs(page, code, tmp_path, monkeypatch, own_tables)
 
 def test_blocks_are_run_or_marked_whatever_language_they_name():
     """A fence with another name for Python or a shell would escape the tests."""
-    for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
-        opening = re.findall(r"^ *```(.*)$", page.read_text(), flags=re.M)[::2]
+    for page, opening in fences():
         assert {*opening} <= {"", "python", "sh", "json"}, page
-
-
-def commands():
-    """The calls of `statetrack` in the pages, without what starts them; a backslash continues a line."""
-    for page, code in blocks("sh"):
-        for line in code.replace("\\\n", " ").splitlines():
-            found = re.match(r"(?:(?:\.venv/bin/)?statetrack|torchrun .*? -m statetrack\.cli) +(.*)", line)
-            if found:
-                yield page, " ".join(found[1].split(" #")[0].split(" > ")[0].split())
-
-
-COMMANDS = list(commands())
-SPEC_RUNS = [
-    (page, found[1])
-    for page, code in blocks("sh")
-    for line in code.replace("\\\n", " ").splitlines()
-    if (found := re.match(r"(?:\S*python|torchrun .*?) -m statetrack\.run +(.*)", line))
-]
-
-
-@pytest.mark.parametrize(("page", "line"), SPEC_RUNS, ids=[line for _, line in SPEC_RUNS])
-def test_options_of_spec_runs_in_the_pages_parse(page, line, monkeypatch):
-    """Read by the parser of `python -m statetrack.run`, and stopped there."""
-    import argparse
-
-    from statetrack.run import main
-
-    class Parsed(Exception):
-        pass
-
-    read = argparse.ArgumentParser.parse_args
-
-    def parse_and_stop(self, arguments):
-        read(self, arguments)
-        raise Parsed
-
-    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse_and_stop)
-    with pytest.raises(Parsed):
-        main(shlex.split(line.split(" #")[0]))
-
-
-@pytest.fixture(scope="module")
-def language_model(tmp_path_factory):
-    """A folder with token shards, `data`, and a finished run in [0,1], `run`, for commands that read them."""
-    from statetrack.layers import model_config
-    from statetrack.lm.shards import write_shards
-    from statetrack.run import run
-    from statetrack.spec import EvaluationConfig, RunSpec, TrainingConfig
-    from statetrack.tasks import Corpus
-
-    folder = tmp_path_factory.mktemp("language_model")
-    write_shards(folder / "data", {"train": [list(range(99))], "heldout": [list(range(99))]}, 257, 256)
-    model = model_config("deltanet", eigenvalues="[0,1]", d_model=8, layers=1)
-    training, evaluation = TrainingConfig(steps=1, batch=1), EvaluationConfig(eval_samples=1)
-    run(RunSpec(Corpus(str(folder / "data"), context=8), model, training, evaluation), folder / "run")
-    return folder
-
-
-def with_values(words: list[str], values: dict[str, Path]) -> list[str]:
-    """The words with other values for some flags."""
-    return [str(values.get(flag, word)) for flag, word in zip(["", *words[:-1]], words, strict=True)]
-
-
-@pytest.mark.parametrize(("page", "line"), COMMANDS, ids=[line for _, line in COMMANDS])
-def test_commands_in_the_pages_parse(page, line, monkeypatch, language_model, capsys):
-    """Their flags are read by the command itself, which is stopped where its work would begin."""
-    from statetrack.cli import main
-    from statetrack.commands import flags
-
-    class Parsed(Exception):
-        pass
-
-    read = flags.parse
-
-    def parse_and_stop(*arguments, **options):
-        read(*arguments, **options)
-        raise Parsed
-
-    words = shlex.split(line)
-    if "--help" in words:
-        with contextlib.suppress(SystemExit):
-            main(words)
-        assert capsys.readouterr().out.startswith("usage: statetrack")
-        return
-    data, run = language_model / "data", language_model / "run"
-    if words[0] == "train" or words[:2] == ["lm", "pretrain"]:
-        words = [re.sub("^corpus:.*", f"corpus:{data}", word) for word in words]
-        words = with_values(words, {"--data": data, "--extend": run})
-        if words[0] == "lm" and not {"--data", "--extend"} & {*words}:
-            words += ["--data", str(data)]  # not the standard library, which takes seconds
-        main([*words, *([] if "--print-spec" in words else ["--print-spec"])])
-        return
-    module = ".".join(words[: 2 if words[0] == "lm" else 1]).replace("-", "_")
-    monkeypatch.setattr(importlib.import_module(f"statetrack.commands.{module}"), "parse", parse_and_stop)
-    with pytest.raises(Parsed):
-        main(words)
