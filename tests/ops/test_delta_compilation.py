@@ -21,7 +21,7 @@ MODULES |= {"prepare_narrow": f"{PACKAGE}.chunk_prepare_narrow"}
 MODULES |= dict.fromkeys(BACKWARD_KERNELS, f"{PACKAGE}.chunk_backward")
 MODULES |= dict.fromkeys(PAIR_KERNELS, f"{PACKAGE}.chunk_pairs")
 FLOATS = ("initial_state", "final_state", "inverse", "inverse_rows", "inverse_norms", "corner", "beta", "g")
-FLOATS += ("dfinal_state", "dinitial_state", "dbeta", "dg")
+FLOATS += ("dfinal_state", "dinitial_state", "dbeta", "dg", "signs")
 OFFSETS = ("cu_seqlens", "first_chunk", "chunk_table")
 SAVED = ("A", "E", "U", "states", "dstates", "dA_saved")
 SIZES = {"T": "i32", "H": "i32", "scale": "fp32"}
@@ -61,7 +61,7 @@ def compile_as_launched(
     launch = getattr(plan, kernel)
     if launch is None or (kernel == "prepare_narrow" and everything):  # which has no gate
         return None
-    flags = dict.fromkeys(("GATED", "PACKED", "HAS_INITIAL_STATE"), everything)
+    flags = dict.fromkeys(("GATED", "SIGNED", "PACKED", "HAS_INITIAL_STATE"), everything)
     flags |= dict.fromkeys(("L2NORM", "SAVE", "SAVE_STATES"), True)
     flags["BETA_FROM_LOGITS"] = 2.0 if everything or logits else None
     flags["HARD_BETA"] = hard

@@ -133,10 +133,22 @@ def folded_native(
 def folded_triton(
     q, k, v, beta, gate: Gate, initial_state, cu_seqlens, options
 ) -> tuple[Tensor, Tensor | None]:
-    """The Triton kernels: those for a gate per channel take signs as they are, angles are folded in."""
+    """The Triton kernels: they take signs per head, and with gates per channel all signs; others and angles
+    are folded in.
+    """
     if not gate.per_channel:
         run = load("statetrack.ops.delta_rule.triton.backend:delta_rule_triton")
-        return _folded(run, q, k, v, beta, gate, initial_state, cu_seqlens, options)
+        given = gate.g if gate.a is None else gate.a
+        signed = gate.sign if gate.a is None else gate.a
+        if given is None or signed is None or signed.ndim == 4 or gate.angle is not None:
+            return _folded(run, q, k, v, beta, gate, initial_state, cu_seqlens, options)
+        if gate.a is not None:
+            g, c = load("statetrack.ops.delta_rule.triton.head_signs:SignsAndLogs").apply(given, cu_seqlens)
+        else:
+            g = given
+            c = load("statetrack.ops.delta_rule.triton.head_signs:cumulated_head_signs")(signed, cu_seqlens)
+        o, S = run(q, k, v, beta, g, initial_state, cu_seqlens, options, c)
+        return o, S if S is None else S * at_ends(c, cu_seqlens, 1.0)[..., None, None]
     run = load("statetrack.ops.delta_rule.triton.channel_backend:delta_rule_channel_triton")
     (g, a, sign, angle), unfold = gate, None
     if angle is not None:

@@ -33,8 +33,12 @@ def delta_rule_triton(
     initial_state: Tensor | None,
     cu_seqlens: Tensor | None,
     options: DeltaRuleOptions,
+    signs: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Same arguments and results as `delta_rule_reference`; outputs come in the dtype of v."""
+    """Same arguments and results as `delta_rule_reference`; outputs come in the dtype of v.
+
+    With `signs` (B, T, H), in float32, q and k are multiplied by them first; there must be a g then.
+    """
     if q.numel() == 0 or v.numel() == 0:
         from statetrack.ops.delta_rule.chunked import delta_rule_chunked
 
@@ -46,16 +50,16 @@ def delta_rule_triton(
     cu_seqlens = None if cu_seqlens is None else cu_seqlens.contiguous()
     inputs = q, k, v, beta, g, initial_state, cu_seqlens
     if needs_gradient(inputs):
-        return _DeltaRule.apply(*inputs, options)
-    o, *rest = without_dispatcher(q, _forward, _forward_op)(*inputs, options, False)
+        return _DeltaRule.apply(*inputs, options, signs)
+    o, *rest = without_dispatcher(q, _forward, _forward_op)(*inputs, options, False, signs)
     return o, rest[0] if options.output_final_state else None
 
 
 class _DeltaRule(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, q, k, v, beta, g, initial_state, cu_seqlens, options):
+    def forward(ctx, q, k, v, beta, g, initial_state, cu_seqlens, options, signs):
         inputs = q, k, v, beta, g, initial_state, cu_seqlens
-        o, *saved = without_dispatcher(q, _forward, _forward_op)(*inputs, options, True)
+        o, *saved = without_dispatcher(q, _forward, _forward_op)(*inputs, options, True, signs)
         # torch.compile gives a tuple here
         final_state, saved = (saved[0], saved[1:]) if options.output_final_state else (None, saved)
         ctx.save_for_backward(*inputs, *saved)
@@ -73,7 +77,7 @@ class _DeltaRule(torch.autograd.Function):
             dout = v.new_zeros(*q.shape[:-1], v.shape[-1])
         backward = without_dispatcher(q, _backward, _backward_op)
         gradients = backward(*inputs, saved, dout, dfinal_state, ctx.options)
-        return *_by_input(gradients, g, initial_state), None, None
+        return *_by_input(gradients, g, initial_state), None, None, None
 
 
 def _by_input(
@@ -125,30 +129,33 @@ def _key(q, v, beta, g, initial_state, cu_seqlens) -> tuple:
 
 
 def _forward(
-    q, k, v, beta, g, initial_state, cu_seqlens, options: DeltaRuleOptions, save: bool
+    q, k, v, beta, g, initial_state, cu_seqlens, options: DeltaRuleOptions, save: bool, signs=None
 ) -> list[Tensor]:
     """Outputs, last states if asked for, and what the backward reads."""
     q, k, v, beta = q.contiguous(), k.contiguous(), v.contiguous(), beta.contiguous()
-    call = _forward_call(q, k, v, beta, g, initial_state, cu_seqlens, options, save)
+    call = _forward_call(q, k, v, beta, g, initial_state, cu_seqlens, options, save, signs)
     results = new_buffers(q, call.buffers)
     out, *saved = results
     final_state = saved.pop(0) if options.output_final_state else None
     g = beta if g is None else g.contiguous()  # not read without a gate, but a pointer it must be
     initial_state = None if initial_state is None else initial_state.contiguous()
-    call.run(q, k, v, beta, g, initial_state, _tables(cu_seqlens, call.case), out, final_state, saved)
+    tables = _tables(cu_seqlens, call.case)
+    call.run(q, k, v, beta, g, signs, initial_state, tables, out, final_state, saved)
     return results
 
 
-def _forward_call(q, k, v, beta, g, initial_state, cu_seqlens, options, save) -> ShortForward | ChunkForward:
+def _forward_call(
+    q, k, v, beta, g, initial_state, cu_seqlens, options, save, signs=None
+) -> ShortForward | ChunkForward:
     """The launches of the forward for such inputs, which are contiguous."""
 
     def make() -> ShortForward | ChunkForward:
         inputs = q, k, v, beta, g, initial_state, cu_seqlens
-        compile_ahead(lambda: _both_ways(inputs, options, save))
-        case = Case(q, v, g, initial_state, cu_seqlens, options)
+        compile_ahead(lambda: _both_ways(inputs, options, save, signs))
+        case = Case(q, v, g, initial_state, cu_seqlens, options, signs is not None)
         return (ChunkForward if case.plan.short_forward is None else ShortForward)(case, save)
 
-    key = options, save, *_key(q, v, beta, g, initial_state, cu_seqlens)
+    key = options, save, signs is None, *_key(q, v, beta, g, initial_state, cu_seqlens)
     return FORWARD_CALLS.get_or_make(key, make)
 
 
@@ -168,7 +175,7 @@ def _inverses(q, k, v, beta, g, initial_state, cu_seqlens, options: DeltaRuleOpt
     inverse, A, inverse_norms = new_buffers(q, call.buffers[-CHUNK_BUFFERS:][:3])
     tables = _tables(cu_seqlens, call.case)
     gate = beta if g is None else g.contiguous()
-    call.prepare(q, k, beta, gate, inverse, A, inverse_norms, A if tables is None else tables[0])
+    call.prepare(q, k, beta, gate, None, inverse, A, inverse_norms, A if tables is None else tables[0])
     return [inverse, A]
 
 
@@ -195,9 +202,9 @@ def _backward(
     return gradients
 
 
-def _both_ways(inputs: tuple, options: DeltaRuleOptions, save: bool) -> None:
+def _both_ways(inputs: tuple, options: DeltaRuleOptions, save: bool, signs: Tensor | None) -> None:
     """All launches for these inputs: the forward's, and the backward's if one will follow."""
-    out, *saved = _forward(*inputs, options, save)
+    out, *saved = _forward(*inputs, options, save, signs)
     if save:
         saved = saved[int(options.output_final_state) :]
         _backward(*inputs, saved, torch.empty_like(out), None, options)
@@ -213,8 +220,8 @@ def _new_gradients(q, k, v, beta, g, initial_state) -> list[Tensor]:
 
 
 def _forward_op(*arguments: Any) -> list[Tensor]:
-    *inputs, options, save = arguments
-    return torch.ops.statetrack.delta_rule_forward(*inputs, *options, save)
+    *inputs, options, save, signs = arguments
+    return torch.ops.statetrack.delta_rule_forward(*inputs, *options, save, signs)
 
 
 def _backward_op(*arguments: Any) -> list[Tensor]:
@@ -223,11 +230,13 @@ def _backward_op(*arguments: Any) -> list[Tensor]:
 
 
 def _forward_real(*arguments: Any) -> list[Tensor]:
-    return _forward(*arguments[:7], DeltaRuleOptions(*arguments[7:-1]), arguments[-1])
+    *options, save, signs = arguments[7:] if len(arguments) == FORWARD_ARGUMENTS else (*arguments[7:], None)
+    return _forward(*arguments[:7], DeltaRuleOptions(*options), save, signs)
 
 
 def _forward_fake(*arguments: Any) -> list[Tensor]:
-    q, _, v, _, g, initial_state, cu_seqlens, *options, save = arguments
+    q, _, v, _, g, initial_state, cu_seqlens = arguments[:7]
+    *options, save = arguments[7 : FORWARD_ARGUMENTS - 1]
     return new_buffers(q, Case(q, v, g, initial_state, cu_seqlens, DeltaRuleOptions(*options)).buffers(save))
 
 
@@ -250,8 +259,11 @@ def _backward_fake(*arguments: Any) -> list[Tensor]:
 
 
 _INPUTS = "Tensor q, Tensor k, Tensor v, Tensor beta, Tensor? g, Tensor? initial_state, Tensor? cu_seqlens"
+FORWARD_ARGUMENTS = 7 + len(DeltaRuleOptions._fields) + 2  # with `signs`, which a caller may leave out
 register_op(
-    f"delta_rule_forward({_INPUTS}, {OPTIONS_SCHEMA}, bool save) -> Tensor[]", _forward_real, _forward_fake
+    f"delta_rule_forward({_INPUTS}, {OPTIONS_SCHEMA}, bool save, Tensor? signs=None) -> Tensor[]",
+    _forward_real,
+    _forward_fake,
 )
 register_op(
     f"delta_rule_backward({_INPUTS}, Tensor[] saved, Tensor dout, Tensor? dfinal_state, {OPTIONS_SCHEMA}) "

@@ -17,9 +17,10 @@ for one chunk. Shared memory holds the operands of products that come from devic
 ahead.
 
 q and k are loaded as they are. Norms, decays and scale multiply rows of results instead: k_in = e^G / ||k||,
-k_out = e^(G_C - G) / ||k||, q_in = scale e^G / ||q||. A row is one step; a token has HOUSEHOLDERS rows,
-decays at its first and is read at its last. `slot` is the place of a (chunk, head) in inverse, A,
-inverse_norms, states.
+k_out = e^(G_C - G) / ||k||, q_in = scale e^G / ||q||. With signed gates the stored 1 / ||k|| and
+scale / ||q|| carry the product of all signs of the sequence so far: so q and k become those of the rule
+without signs (docs/gates.md). A row is one step; a token has HOUSEHOLDERS rows, decays at its first and is
+read at its last. `slot` is the place of a (chunk, head) in inverse, A, inverse_norms, states.
 """
 
 import triton
@@ -53,10 +54,10 @@ from statetrack.ops.delta_rule.triton.tiles import (
 
 @triton.jit
 def prepare_kernel(
-    q, k, beta, g, inverse, A, inverse_norms, chunk_table, T, H, scale,
+    q, k, beta, g, inverse, A, inverse_norms, chunk_table, signs, T, H, scale,
     K: tl.constexpr, BK: tl.constexpr, C: tl.constexpr, HOUSEHOLDERS: tl.constexpr, GATED: tl.constexpr,
-    PACKED: tl.constexpr, L2NORM: tl.constexpr, BETA_FROM_LOGITS: tl.constexpr, HARD_BETA: tl.constexpr,
-    BF16: tl.constexpr, OUT: tl.constexpr,
+    SIGNED: tl.constexpr, PACKED: tl.constexpr, L2NORM: tl.constexpr, BETA_FROM_LOGITS: tl.constexpr,
+    HARD_BETA: tl.constexpr, BF16: tl.constexpr, OUT: tl.constexpr,
 ):  # fmt: skip
     chunk, h = tl.program_id(0), tl.program_id(1)
     first, rows = chunk_rows(chunk_table, chunk, T, C, HOUSEHOLDERS, PACKED)
@@ -83,6 +84,9 @@ def prepare_kernel(
         kk += squared_norm(k_c)
         qq += squared_norm(q_c)
     r_k, r_q = inverse_norm(kk, L2NORM), inverse_norm(qq, L2NORM)
+    if SIGNED:
+        sign = tl.load(signs + (first // HOUSEHOLDERS + token) * H + h, mask=valid, other=1.0)
+        r_k, r_q = r_k * sign, r_q * sign
     b = load_beta(beta + first * H + h, ic * H, valid, BETA_FROM_LOGITS, HARD_BETA)
     N = KK * r_k[:, None] * (r_k * b)[None, :]
     QK = QK * (scale * r_q)[:, None] * r_k[None, :]

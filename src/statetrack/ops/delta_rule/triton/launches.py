@@ -51,8 +51,8 @@ BufferSpec = tuple[tuple[int, ...], torch.dtype]  # shape and dtype of a tensor 
 class Case:
     """The inputs as far as buffers and launches depend on them, and the plan for them."""
 
-    def __init__(self, q, v, g, initial_state, cu_seqlens, options: DeltaRuleOptions):
-        self.options, self.householders = options, options.householders
+    def __init__(self, q, v, g, initial_state, cu_seqlens, options: DeltaRuleOptions, signed: bool = False):
+        self.options, self.householders, self.signed = options, options.householders, signed
         self.B, self.T, self.H, self.K = q.shape
         self.V, self.steps = v.shape[-1], self.T * self.householders
         self.dtype, self.device = v.dtype, q.get_device()
@@ -109,6 +109,7 @@ class _Call:
         self.case, self.plan = case, case.plan
         options = case.options
         self.flags = {"GATED": case.gated, "PACKED": case.packed, "L2NORM": options.l2norm}
+        self.flags |= {"SIGNED": case.signed}
         self.flags |= {"BETA_FROM_LOGITS": options.beta_from_logits, "HARD_BETA": options.hard_beta}
         self.flags |= {"HAS_INITIAL_STATE": case.has_initial_state}
 
@@ -136,7 +137,7 @@ class ShortForward(_Call):
         flags |= unrolled(case.plan, case.steps, case.householders, case.packed)
         self.short_forward = self.launch("short_forward", (case.sequences * case.H, 1), scaled=True, **flags)
 
-    def run(self, q, k, v, beta, g, initial_state, tables, out, final_state, saved) -> None:
+    def run(self, q, k, v, beta, g, signs, initial_state, tables, out, final_state, saved) -> None:
         inverse_rows, inverse_norms, U = saved or (out, out, out)
         cu_seqlens = out if tables is None else tables[2]
         final_state = out if final_state is None else final_state
@@ -166,18 +167,25 @@ class ChunkForward(_Call):
         flags = {"SAVE_STATES": save or apart, "WRITE_OUTPUTS": not apart}
         flags |= {"OUTPUT_FINAL_STATE": case.options.output_final_state}
         chunks = case.chunks, case.H
-        narrow = case.plan.prepare_narrow is not None and not case.gated
-        self.prepare = self.launch("prepare_narrow" if narrow else "prepare", chunks, scaled=True)
+        self.narrow = case.plan.prepare_narrow is not None and not case.gated
+        self._prepare = self.launch("prepare_narrow" if self.narrow else "prepare", chunks, scaled=True)
         self.join_pairs = self.launch("join_pairs", (case.pairs, case.H)) if case.pairs else None
         sweep = "sweep_pairs" if case.pairs else "sweep"
         self.sweep = self.launch(sweep, self.sweep_grid(sweep), **flags)
         self.outputs = self.launch("outputs", chunks) if apart else None
 
-    def run(self, q, k, v, beta, g, initial_state, tables, out, final_state, saved) -> None:
+    def prepare(self, q, k, beta, g, signs, inverse, A, inverse_norms, chunk_table) -> None:
+        tensors = q, k, beta, g, inverse, A, inverse_norms, chunk_table
+        if self.narrow:
+            self._prepare(*tensors)
+        else:
+            self._prepare(*tensors, A if signs is None else signs)
+
+    def run(self, q, k, v, beta, g, signs, initial_state, tables, out, final_state, saved) -> None:
         inverse, A, inverse_norms, E, states, corner = saved
         chunk_table, first_chunk, cu_seqlens = tables or (A, A, A)
         initial_state, final_state = (A if x is None else x for x in (initial_state, final_state))
-        self.prepare(q, k, beta, g, inverse, A, inverse_norms, chunk_table)
+        self.prepare(q, k, beta, g, signs, inverse, A, inverse_norms, chunk_table)
         if self.join_pairs is not None:
             self.join_pairs(k, beta, g, inverse, inverse_norms, corner)
             self.sweep(
