@@ -58,6 +58,7 @@ EXTRAS = {
     "pyarrow": {"statetrack.lm.documents"},
     "datasets": {"statetrack.lm.inputs"},
     "mambapy": {"statetrack.bench.cases"},
+    "xlstm": {"statetrack.bench.xlstm_case"},
     "transformers": {
         "statetrack.bench.cases",
         "statetrack.commands.convert",

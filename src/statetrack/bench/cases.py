@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from statetrack.bench.xlstm_case import XlstmCase
 from statetrack.errors import UserError, require
 from statetrack.ops.delta_rule import delta_rule
 from statetrack.ops.gated_linear_attention import gated_linear_attention
@@ -198,8 +199,8 @@ class KdaCase:
         return lambda: rule(q, k, v, g, beta, use_qk_l2norm_in_kernel=True)[0].backward(do)
 
 
-Case = DeltaRuleCase | SelectiveScanCase | GatedCase | KdaCase
-KINDS = {cls.__name__: cls for cls in (DeltaRuleCase, SelectiveScanCase, GatedCase, KdaCase)}
+Case = DeltaRuleCase | SelectiveScanCase | GatedCase | KdaCase | XlstmCase
+KINDS = {cls.__name__: cls for cls in (DeltaRuleCase, SelectiveScanCase, GatedCase, KdaCase, XlstmCase)}
 
 CPU_CASES: list[Case] = [
     SelectiveScanCase(8, 512, 256, 16),
@@ -211,6 +212,8 @@ CPU_CASES: list[Case] = [
     GatedCase(1, 2048, 8, 64),
     KdaCase(8, 512, 4, 32),
     KdaCase(1, 2048, 4, 32),
+    XlstmCase(64, 40, "mlstm"),
+    XlstmCase(64, 40, "slstm"),
 ]
 
 LENGTHS = tuple(1024 * 2**i for i in range(7))  # 1k to 64k
@@ -218,7 +221,9 @@ LENGTHS = tuple(1024 * 2**i for i in range(7))  # 1k to 64k
 
 def signed_case(case: Case) -> Case | None:
     """The same case with eigenvalues in [-1,1]; None where the range does not change the work."""
-    return None if isinstance(case, DeltaRuleCase) else dataclasses.replace(case, eigenvalues="[-1,1]")
+    if isinstance(case, DeltaRuleCase | XlstmCase):
+        return None
+    return dataclasses.replace(case, eigenvalues="[-1,1]")
 
 
 def growth_cases() -> list[list[Case]]:
