@@ -70,6 +70,16 @@ def test_rows_at_uneven_distances_are_copied():
     )
 
 
+def test_single_steps_and_single_rows_are_taken():
+    for shape in ((), (3, 1), (1, 4)):
+        h, weight, skip, c, up = inputs(shape, 2, 16, True)
+        options = {"skip": skip, "c": c, "z": up[..., 32:]}
+        torch.testing.assert_close(
+            head_norm(h, weight, **options, backend="triton"),
+            head_norm(h, weight, **options, backend="reference"),
+        )
+
+
 def test_the_ops_pass_the_checks_of_torch_library():
     h, weight, skip, c, up = inputs((5,), 2, 16, True)
     z, op = up[..., 32:], torch.ops.statetrack.head_norm.default

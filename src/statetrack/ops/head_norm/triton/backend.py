@@ -47,15 +47,12 @@ def head_norm_triton(
 
 def _in_rows(x: Tensor) -> Tensor:
     """x itself if all its rows are one stride apart, else a copy."""
-    try:
-        rows = x.view(-1, x.shape[-1])
-    except RuntimeError:
-        return x.contiguous()
-    return x if rows.stride(1) == 1 else x.contiguous()
+    evenly = all(x.stride(i) == x.stride(i + 1) * x.shape[i + 1] for i in range(x.ndim - 2))
+    return x if x.stride(-1) == 1 and evenly else x.contiguous()
 
 
 def _row_stride(x: Tensor | None) -> int:
-    return 0 if x is None else x.view(-1, x.shape[-1]).stride(0)
+    return 0 if x is None or x.ndim < 2 else x.stride(-2)
 
 
 def constants(D: int) -> dict[str, Any]:
