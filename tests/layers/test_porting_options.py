@@ -140,7 +140,7 @@ def test_mamba_refuses_steps_that_are_none(options, message):
         Mamba(MambaConfig(**options), d_model=8)
 
 
-@pytest.mark.parametrize("name", ["deltanet", "mamba"])
+@pytest.mark.parametrize("name", ["deltanet", "mamba", "diagonal-toy"])
 def test_weights_of_another_range_are_loaded_by_an_explicit_act_only(name):
     narrow = build(name, vocab_size=5, d_model=16, eigenvalues="[0,1]")
     wide = build(name, vocab_size=5, d_model=16, eigenvalues="[-1,1]")

@@ -108,6 +108,7 @@ class DiagonalToy(Mixer):
     def __init__(self, config: DiagonalToyConfig, d_model: int):
         super().__init__()
         check_eigenvalues("DiagonalToy", config.eigenvalues)
+        self.config = config  # its range is saved beside the weights
         self.squash = {"[0,1]": torch.sigmoid, "[-1,1]": torch.tanh}[config.eigenvalues]
         self.to_a = nn.Linear(d_model, d_model)
         self.to_b = nn.Linear(d_model, d_model, bias=False)
@@ -122,6 +123,10 @@ class DiagonalToy(Mixer):
         b = torch.cat([b[:, :1] + (a[:, 0] * h)[:, None], b[:, 1:]], dim=1)
         h = _diagonal_scan(a, b)
         return h.to(x.dtype), h[:, -1]
+
+    def extra_repr(self) -> str:
+        """The eigenvalue range."""
+        return f"eigenvalues={self.config.eigenvalues}"
 
     def _a(self, x: Tensor) -> Tensor:
         return self.squash(10 * at_least_float32(self.to_a(x)))
