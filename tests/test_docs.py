@@ -63,6 +63,20 @@ def test_comments_on_fields_are_shown(site):
         assert f'<div class="docstring"><p>{comment}' in (site / f"statetrack/{module}.html").read_text()
 
 
+def test_layers_show_their_own_texts_and_not_those_of_their_base_class(site):
+    page = (site / "statetrack/layers.html").read_text()
+    assert "Define the computation performed at every call" not in page
+    assert "Initialize internal Module state" not in page
+    assert 'id="GLA.to_q"' not in page
+    assert 'id="GLA.forward"' in page
+
+
+def test_the_navigation_begins_with_the_sections_of_the_page_and_marks_it(site):
+    page = (site / "docs/gates.html").read_text()
+    assert page.index("On this page") < page.index('href="#delta-rule"') < page.index("<h2>Guide</h2>")
+    assert re.findall(r'href="([^"]*)" class="here"', page) == ["../docs/gates.html"]
+
+
 def test_links_and_anchors_of_the_pages_lead_somewhere(site):
     @functools.cache
     def anchors(path: Path) -> set[str]:
@@ -91,8 +105,11 @@ def test_the_navigation_lists_every_page_but_notes_on_the_repository(site):
 
 @pytest.mark.parametrize("width", [1280, 400])
 def test_pages_of_the_site_fit_the_screen(site, browser, width):
-    for name in ("index", "docs/performance", "docs/tasks", "statetrack/tasks"):
-        assert browser.overflow(site / f"{name}.html", width) == [], name
+    """Every page of the guide and of the API on a narrow screen, some on a wide one."""
+    some = ("index", "docs/performance", "docs/tasks", "statetrack/tasks")
+    for page in sorted(site.rglob("*.html")) if width == 400 else [site / f"{name}.html" for name in some]:
+        if "results" not in page.parts or page.name == "README.html":  # reports have tests of their own
+            assert browser.overflow(page, width) == [], page
 
 
 @pytest.mark.parametrize(("module", "name"), DOCUMENTED)

@@ -109,6 +109,7 @@ def build_api(output: Path, pages: list[str]) -> None:
         modules[name] = doc.Module(module)
         for described in modules[name].classes:
             describe_fields(described)
+            leave_out_modules_own(described)
             resolve_annotations(described.obj)
     for name, module in modules.items():
         path = output / f"{name.replace('.', '/')}.html"
@@ -125,6 +126,19 @@ def describe_fields(described: "doc.Class") -> None:
         member = described.members.get(field)
         if member is not None and (not member.docstring or member.docstring.startswith("Alias for field")):
             member.docstring = comment
+
+
+def leave_out_modules_own(described: "doc.Class") -> None:
+    """Of a class that is an nn.Module: no attributes without a text, no docstrings of nn.Module itself."""
+    from torch import nn
+
+    if not issubclass(described.obj, nn.Module):
+        return
+    for name, member in list(described.members.items()):
+        if member.kind == "variable" and not member.docstring:
+            del described.members[name]
+        elif member.kind == "function" and member.docstring == inspect.getdoc(getattr(nn.Module, name, None)):
+            member.docstring = ""
 
 
 def resolve_annotations(cls: type) -> None:
@@ -167,7 +181,14 @@ def build_pages(output: Path, pages: list[str]) -> None:
         body = render_helpers.to_html(LINK.sub(target, (ROOT / page).read_text()))
         up = "../" * html_name(page).count("/")
         path.write_text(
-            template.render(title=title_of(page), body=body, toc=body.toc_html, up=up, modules=MODULES)
+            template.render(
+                title=title_of(page),
+                body=body,
+                toc=body.toc_html,
+                up=up,
+                here=html_name(page),
+                modules=MODULES,
+            )
         )
 
 
