@@ -86,6 +86,15 @@ def test_closed_forget_gates_leave_differences_of_their_sums_exact():
     assert_near(run(given, "triton", torch.float32), run(given, "reference", torch.float64), 2e-5)
 
 
+def test_a_tiny_normaliser_is_bounded_by_eps_and_so_is_its_gradient():
+    """Input gates open so far that exp(-m) is below EPS: what m gives to h does not cancel any more."""
+    given = inputs(2, 10, 1, 16, 16)
+    given[0], given[3] = 1e-6 * given[0], given[3] + 18.0
+    actual, expected = run(given, "triton", torch.float32), run(given, "reference", torch.float64)
+    assert expected[-2].abs().max() > 0.1
+    assert_near(actual, expected, 1e-4)
+
+
 def test_half_precision_inputs_are_taken_as_they_are():
     given = [x.bfloat16() for x in inputs(2, 12, 2, 16, 16)]
     h, _ = mlstm(*given, backend="triton")
