@@ -27,7 +27,7 @@ SAVED = (
 SAVED += ("reached",)
 TYPES = dict.fromkeys(("cu_seqlens", "first_chunk", "chunk_table"), "*i64")
 TYPES |= {"T": "i32", "H": "i32", "scale": "fp32"}
-FEW, MANY = 16, 128  # sequences times heads
+FEW, SOME, MANY = 16, 66, 128  # sequences times heads
 
 
 def compile_as_launched(name, programs, gate, monkeypatch):
@@ -52,11 +52,11 @@ def compile_as_launched(name, programs, gate, monkeypatch):
     [
         ("cumulate", MANY, "value", 0),
         ("prepare", MANY, "value", 128),
-        ("sweep", MANY, "value", 64),
+        ("sweep", SOME, "value", 64),
         ("sweep", FEW, "value", 0),
         ("outputs", MANY, "value", 0),
         ("prepare_backward", MANY, "value", 0),
-        ("sweep_backward", MANY, "value", 256),
+        ("sweep_backward", SOME, "value", 256),
         ("sweep_backward", FEW, "value", 0),
         ("pair_gradients", MANY, "value", 0),
         ("gradients", MANY, "log", 256),
@@ -65,3 +65,11 @@ def compile_as_launched(name, programs, gate, monkeypatch):
 )
 def test_kernels_for_heads_of_128_fit_the_registers(name, programs, gate, spilled, monkeypatch):
     assert_fits(compile_as_launched(name, programs, gate, monkeypatch), spilled)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["sweep", "sweep_backward"])
+def test_sweeps_over_all_columns_fit_the_shared_memory_they_are_taken_for(name, monkeypatch):
+    compiled = compile_as_launched(name, MANY, "value", monkeypatch)
+    assert compiled.stack <= 400
+    assert compiled.shared <= channel_plan.WIDEST_SHARED_MEMORY

@@ -10,6 +10,8 @@ import torch
 from statetrack.ops.delta_rule.triton.plan import INTERPRETED, OUT
 from statetrack.ops.triton_runtime.sizes import HOPPER, GpuLimits, block
 
+WIDEST_SHARED_MEMORY = 200 * 1024  # of a sweep over slices of 128 columns
+
 
 class Launch(NamedTuple):
     """How one kernel is launched."""
@@ -58,13 +60,10 @@ def make_channel_plan(
         C = 64
     else:
         C = 32 if steps > 16 and wide <= 128 else 16
-    few, many = (programs * (BV // width) < gpu.multiprocessors for width in (32, 64))
-    sweep = min(BV, 16 if few else 32 if many or C < 64 else 64)
     part = 64 if C == 64 else 32
     BK_part, BV_part = min(BK, part), min(BV, part)
     part = Launch(4, BK_part, BV_part)
-    # with two stages the loads of the next chunk run beside the products of this one
-    along = Launch(4 if wide > 32 else 2, BK, sweep, 2 if C == 64 else 1)
+    along = _sweep(C, BK, BV, programs, gpu)
     return ChannelPlan(
         C,
         bf16,
@@ -78,6 +77,22 @@ def make_channel_plan(
         # a program has all channels of a chunk: 32 of their numbers per thread and tile
         gradients=Launch(max(1, C * BK // 1024), BK, BV_part),
     )
+
+
+def _sweep(C: int, BK: int, BV: int, programs: int, gpu: GpuLimits) -> Launch:
+    """With three stages the loads of the next chunk run beside the products of this one. With two they do
+    not, and it takes another program on the multiprocessor to hide them."""
+    per_slice = {width: programs * (BV // width) for width in (16, 32, 64, 128)}
+    if (
+        C == 64
+        and 4 * per_slice[128] >= 3 * gpu.multiprocessors
+        and gpu.shared_memory >= WIDEST_SHARED_MEMORY
+    ):
+        return Launch(8, BK, 128, 3)
+    if C == 64 and per_slice[64] >= gpu.multiprocessors:
+        return Launch(4, BK, 64, 2)
+    width = min(BV, 32 if per_slice[32] >= gpu.multiprocessors else 16)
+    return Launch(4 if max(BK, BV) > 32 else 2, BK, width, 3 if C == 64 else 1)
 
 
 def constants(
