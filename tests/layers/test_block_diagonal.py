@@ -86,3 +86,25 @@ def test_under_autocast_fused_layers_round_as_linear_maps_do(name):
     for a, b in zip(rounded, exact, strict=True):
         assert a.dtype in (torch.float32, torch.bfloat16)
         assert (a.float() - b).norm() <= 0.05 * b.norm() + 1e-3
+
+
+@pytest.mark.parametrize(
+    ("name", "heads"), [("mlstm", 1), ("mlstm", 2), ("slstm", 1), ("slstm", 2), ("transformer", 2)]
+)
+def test_the_triton_kernels_take_what_autocast_gives_them(name, heads, monkeypatch):
+    """In float16, which Triton's interpreter can compute with; results are wanted at `at`."""
+    torch.manual_seed(0)
+    model = build(name, vocab_size=7, d_model=32, heads=heads, layers=2)
+    for p in model.parameters():
+        p.data.add_(0.05 * torch.randn_like(p))
+    tokens, at = torch.randint(7, (3, 9)), torch.tensor([[8], [5], [2]])
+    found = []
+    for backend, half in (("auto", False), ("triton", True)):
+        monkeypatch.setenv("STATETRACK_BACKEND", backend)
+        model.zero_grad()
+        with fused(half), torch.autocast("cpu", torch.float16, enabled=half):
+            logits, _ = model(tokens, at=at)
+        (logits.float() * torch.linspace(-1, 1, logits.numel()).view(logits.shape)).sum().backward()
+        found.append([logits.detach().float(), *(p.grad.clone() for p in model.parameters())])
+    for expected, actual in zip(*found, strict=True):
+        assert (actual - expected).norm() <= 0.03 * expected.norm() + 1e-6
