@@ -8,7 +8,7 @@ from statetrack.ops.delta_rule.triton import channel_plan
 from statetrack.ops.delta_rule.triton.channel_launches import KERNELS
 from statetrack.ops.delta_rule.triton.channel_plan import constants, make_channel_plan
 
-INPUTS = ("q", "k", "v", "dout", "out", "dq", "dk", "dv")
+INPUTS = ("q", "k", "q_signed", "k_signed", "v", "dout", "out", "dq", "dk", "dv")
 SAVED = (
     "A",
     "E",
@@ -59,8 +59,8 @@ def compile_as_launched(name, programs, gate, monkeypatch):
         ("sweep_backward", SOME, "value", 256),
         ("sweep_backward", FEW, "value", 0),
         ("pair_gradients", MANY, "value", 0),
-        ("gradients", MANY, "log", 256),
-        ("gradients", MANY, "value", 900),
+        ("gradients", MANY, "log", 320),
+        ("gradients", MANY, "value", 640),
     ],
 )
 def test_kernels_for_heads_of_128_fit_the_registers(name, programs, gate, spilled, monkeypatch):

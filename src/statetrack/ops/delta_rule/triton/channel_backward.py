@@ -28,7 +28,6 @@ import triton.language as tl
 from statetrack.ops.delta_rule.triton.channel_forward import dot_carried
 from statetrack.ops.delta_rule.triton.channel_gates import (
     last_of_first_block,
-    load_signed,
     load_sums,
     power_of_two,
     with_sign,
@@ -165,7 +164,9 @@ def gradients_kernel(
     L2NORM: tl.constexpr, BETA_FROM_LOGITS: tl.constexpr, HARD_BETA: tl.constexpr, BF16: tl.constexpr,
     OUT: tl.constexpr,
 ):  # fmt: skip
-    """dq, dk and the gradient of the gates of a chunk; `reached`: see `reached_table` in channel_launches.py.
+    """dq, dk and the gradient of the gates of a chunk; q and k come with their signs.
+
+    `reached`: see `reached_table` in channel_launches.py.
 
     Tiles are loaded again for every use, as many as fit in the registers at once: the barriers are there so
     that the compiler does not keep them. Loops of one step, and of the products a delay by one level, keep
@@ -210,12 +211,12 @@ def gradients_kernel(
     X = power_of_two(tl.abs(L_c) - tl.abs(L_end)[None, :])
     dK_out *= with_sign(X * r_k[:, None], L_end[None, :], SIGNED)
     whole_chunk = with_sign(power_of_two(-tl.abs(L_end)) * SD, L_end, SIGNED)
-    x = load_signed(k, L_c, at, ik, valid, K, BK, SIGNED)
+    x = load_tile(k, at, ik, valid, K, BK, False)
     if GATE == "value":
         dL = tl.zeros((C, BK), tl.float32)
         for _ in tl.range(0, one):
             dL = dot_out(tl.where(j < i, 1.0, 0.0), x * dK_out, dL, BF16, OUT)
-        x = x * dK + load_signed(q, L_c, at, ik, valid, K, BK, SIGNED) * dQ
+        x = x * dK + load_tile(q, at, ik, valid, K, BK, False) * dQ
         for _ in tl.range(0, one):
             dL = dot_out(tl.where(j >= i, 1.0, 0.0), x, dL, BF16, OUT)
     else:  # the difference of what k gave as a later and as an earlier step
@@ -224,8 +225,8 @@ def gradients_kernel(
     dK += dK_out
     tl.debug_barrier()
     diagonal, L_c = tl.load(dA + ic * C + ic).to(tl.float32)[:, None], load_sums(L, last, ik, K, BK)
-    dQ += diagonal * load_signed(k, L_c, at, ik, valid, K, BK, SIGNED)
-    x = diagonal * load_signed(q, L_c, at, ik, valid, K, BK, SIGNED)
+    dQ += diagonal * load_tile(k, at, ik, valid, K, BK, False)
+    x = diagonal * load_tile(q, at, ik, valid, K, BK, False)
     dK += x
     if GATE != "value":
         dL -= x
@@ -241,14 +242,14 @@ def gradients_kernel(
         F = power_of_two(-tl.abs(tl.abs(L_c) - tl.abs(load_sums(L, r, ik, K, BK))))
         row = tl.where(second, q + at, k + at)
         x = tl.load(row[:, None] + ik[None, :], mask=valid[:, None] & (ik < K)[None, :], other=0.0)
-        x = with_sign(x.to(tl.float32), L_c, SIGNED)
+        x = x.to(tl.float32)
         corners = (i ^ j) >> level == 1
         M = tl.load(dA + i * C + j)
         Y = F * dot_out(tl.where(corners, M, 0.0).to(M.dtype), x * F, None, BF16, OUT)
         dQ += tl.where(second[:, None], Y, 0.0)
         if GATE == "value":
             from_q = x * Y
-        x = load_signed(k, L_c, at, ik, valid, K, BK, SIGNED)
+        x = load_tile(k, at, ik, valid, K, BK, False)
         M = tl.load(dN + i * C + j)
         Z = F * dot_out(tl.where(corners, M, 0.0).to(M.dtype), x * F, None, BF16, OUT)
         if GATE == "value":
@@ -263,8 +264,8 @@ def gradients_kernel(
             dL = dot_out(tl.load(reached + (LEVELS - 1) * C * C), moved, dL, BF16, OUT)
     L_c = load_sums(L, last, ik, K, BK)
     if GATE != "value":
-        x = load_signed(q, L_c, at, ik, valid, K, BK, SIGNED) * dQ
-        x += load_signed(k, L_c, at, ik, valid, K, BK, SIGNED) * dL
+        x = load_tile(q, at, ik, valid, K, BK, False) * dQ
+        x += load_tile(k, at, ik, valid, K, BK, False) * dL
         dL = tl.zeros((C, BK), tl.float32)
         after = tl.where(j >= i, 1.0, 0.0)
         if BF16:
@@ -279,11 +280,10 @@ def gradients_kernel(
     offsets = start + at[:, None] + ik[None, :]
     l, negative = load_gates(gate, sign, offsets, valid[:, None] & (ik < K)[None, :], GATE)
     store_tile(dgate + start, gate_gradient(dL, l, negative, GATE), at, ik, valid, K, BK)
-    dQ, dK = with_sign(dQ, L_c, SIGNED), with_sign(dK, L_c, SIGNED)
     if L2NORM:  # the norms that q and k were divided by move with them
         x = load_tile(q, at, ik, valid, K, BK, False)
         dQ -= x * (r_q * r_q * tl.sum(x * dQ, axis=1))[:, None]
         x = load_tile(k, at, ik, valid, K, BK, False)
         dK -= x * (r_k * r_k * tl.sum(x * dK, axis=1))[:, None]
-    store_tile(dq + start, dQ, at, ik, valid, K, BK)
-    store_tile(dk + start, dK, at, ik, valid, K, BK)
+    store_tile(dq + start, with_sign(dQ, L_c, SIGNED), at, ik, valid, K, BK)
+    store_tile(dk + start, with_sign(dK, L_c, SIGNED), at, ik, valid, K, BK)

@@ -13,7 +13,8 @@ built from pairs of neighbouring blocks of m = 1, 2, 4, ... steps, as in gated_l
 the last step of the first block of a pair, and y_t the row k_t times the gates between t and r, the pairs'
 corners of Y Y^T are those of N. Every factor is a product of gates; nothing is divided.
 
-q, k and their gradients carry 1 / norm and the cumulated sign in all these tiles. With bfloat16 inputs every
+q and k carry 1 / norm and the cumulated sign in all these tiles; with the signs alone they are kept for the
+backward pass as q_signed and k_signed, which are q and k themselves without signs. With bfloat16 inputs every
 product is one of bfloat16 tiles, sums and states are float32; with float32 inputs what is carried along time
 takes three tf32 products (`dot_carried`). Grids: sweep has a program per sequence, head and BV columns of v,
 the others one per (chunk, head), outputs for each BV columns. Letters and `slot`: chunk_forward.py.
@@ -24,7 +25,6 @@ import triton.language as tl
 
 from statetrack.ops.delta_rule.triton.channel_gates import (
     last_of_first_block,
-    load_signed,
     load_sums,
     power_of_two,
     with_sign,
@@ -66,7 +66,8 @@ def _dot_inverse(high, low, x, BF16: tl.constexpr):
 
 @triton.jit
 def prepare_kernel(
-    q, k, v, beta, L, A, inverse, inverse_norms, q_in, k_out, W, E, chunk_table, T, H, scale,
+    q, k, v, beta, L, A, inverse, inverse_norms, q_in, k_out, W, E, q_signed, k_signed, chunk_table, T, H,
+    scale,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr,
     LEVELS: tl.constexpr, SIGNED: tl.constexpr, PACKED: tl.constexpr, L2NORM: tl.constexpr,
     BETA_FROM_LOGITS: tl.constexpr, HARD_BETA: tl.constexpr, BF16: tl.constexpr, OUT: tl.constexpr,
@@ -80,6 +81,7 @@ def prepare_kernel(
     i, j, valid, last = ic[:, None], ic[None, :], ic < rows, tl.minimum(ic, rows - 1) * HK
     at, slot, start = ic * HK, (chunk * H + h).to(tl.int64), (first * H + h) * K
     q, k, L, q_in, k_out, W = q + start, k + start, L + start, q_in + start, k_out + start, W + start
+    q_signed, k_signed = q_signed + start, k_signed + start
     kk, qq, qk = tl.zeros((C,), tl.float32), tl.zeros((C,), tl.float32), tl.zeros((C,), tl.float32)
     for part in tl.static_range(0, (K + BK - 1) // BK):
         ik = part * BK + tl.arange(0, BK)
@@ -98,9 +100,14 @@ def prepare_kernel(
         L_end = tl.load(L + (rows - 1) * HK + ik, mask=ik < K, other=0.0)[None, :]
         _, P = product(tl.abs(L_c))
         _, X = product(tl.abs(L_end) - tl.abs(L_c))
-        q_c = load_signed(q, L_c, at, ik, valid, K, BK, SIGNED) * (scale * r_q)[:, None]
+        q_c = with_sign(load_tile(q, at, ik, valid, K, BK, False), L_c, SIGNED)
+        k_c = with_sign(load_tile(k, at, ik, valid, K, BK, False), L_c, SIGNED)
+        if SIGNED:
+            store_tile(q_signed, q_c, at, ik, valid, K, BK)
+            store_tile(k_signed, k_c, at, ik, valid, K, BK)
+        q_c *= (scale * r_q)[:, None]
+        k_c *= r_k[:, None]
         store_tile(q_in, q_c * P, at, ik, valid, K, BK)
-        k_c = load_signed(k, L_c, at, ik, valid, K, BK, SIGNED) * r_k[:, None]
         store_tile(W, k_c * P, at, ik, valid, K, BK)  # replaced below
         store_tile(k_out, with_sign(k_c * X, L_end, SIGNED), at, ik, valid, K, BK)
     # without norms and scale, which multiply rows and columns of the sums
@@ -113,9 +120,9 @@ def prepare_kernel(
             ik = part * BK + tl.arange(0, BK)
             L_c = load_sums(L, last, ik, K, BK)
             F = power_of_two(-tl.abs(tl.abs(L_c) - tl.abs(load_sums(L, r, ik, K, BK))))
-            y = load_signed(k, L_c, at, ik, valid, K, BK, SIGNED) * F
+            y = load_tile(k_signed, at, ik, valid, K, BK, False) * F
             KK_level = dot_carried(y, tl.trans(y), KK_level, BF16)
-            x = load_signed(q, L_c, at, ik, valid, K, BK, SIGNED) * F
+            x = load_tile(q_signed, at, ik, valid, K, BK, False) * F
             QK_level = dot_out(x, tl.trans(y), QK_level, BF16, OUT)
         corner = ((i ^ j) >> level == 1) & (i > j)
         KK, QK = tl.where(corner, KK_level, KK), tl.where(corner, QK_level, QK)

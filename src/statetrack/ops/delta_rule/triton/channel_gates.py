@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from statetrack.ops.delta_rule.triton.plan import INTERPRETED
-from statetrack.ops.delta_rule.triton.tiles import chunk_rows, load_tile
+from statetrack.ops.delta_rule.triton.tiles import chunk_rows
 from statetrack.ops.gated_linear_attention.triton.gates import cumulated, load_gates, product
 
 INLINE = tl.constexpr(not INTERPRETED)  # assembly, which Triton's interpreter does not know
@@ -45,12 +45,6 @@ def with_sign(x, L, SIGNED: tl.constexpr):
         bits = x.to(tl.int32, bitcast=True) ^ (L.to(tl.int32, bitcast=True) & SIGN_BIT)
         x = bits.to(tl.float32, bitcast=True)
     return x
-
-
-@triton.jit
-def load_signed(x, L, rows, columns, valid, K: tl.constexpr, BK: tl.constexpr, SIGNED: tl.constexpr):
-    """Rows of q or k times the cumulated signs."""
-    return with_sign(load_tile(x, rows, columns, valid, K, BK, False), L, SIGNED)
 
 
 @triton.jit

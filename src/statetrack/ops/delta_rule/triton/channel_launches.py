@@ -87,7 +87,7 @@ class Case:
         return [torch.empty_like(like, memory_format=torch.contiguous_format), states]
 
     def saved(self, like: Tensor) -> list[Tensor]:
-        """L, P_C, A, the inverse, inverse norms, q_in, k_out, W, E and states."""
+        """L, P_C, A, the inverse, inverse norms, q_in, k_out, W, E, states; with signs q and k times them."""
         C, dtype, chunks = self.plan.C, self.plan.saved_dtype, (self.chunks, self.H)
         rows = self.B, self.T, self.H, self.K
         floats = {"dtype": torch.float32}
@@ -100,6 +100,7 @@ class Case:
             *(like.new_empty(rows, dtype=dtype) for _ in range(3)),
             like.new_empty(self.B, self.T, self.H, self.V, dtype=dtype),
             like.new_empty(*chunks, self.V, self.K, dtype=dtype),
+            *(like.new_empty(rows) for _ in range(2 if self.flags["SIGNED"] else 0)),
         ]
 
     def launch(self, name: str, over: str = "", scaled: bool = False, **flags: Any) -> Launcher:
@@ -127,13 +128,15 @@ class Forward:
 
     def run(self, x: Inputs, tables: tuple, saved: list[Tensor], out: Tensor, final_state: Tensor) -> None:
         chunk_table, first_chunk, cu_seqlens = tables
-        L, kept, A, inverse, norms, q_in, k_out, W, E, states = saved
+        L, kept, A, inverse, norms, q_in, k_out, W, E, states, *signed = saved
+        q_signed, k_signed = signed or (x.q, x.k)
         sign = out if x.sign is None else x.sign
         start = out if x.initial_state is None else x.initial_state
         E_0 = torch.empty_like(E)
         self.cumulate(x.gate, sign, L, kept, chunk_table)
         self.prepare(
-            x.q, x.k, x.v, x.beta, L, A, inverse, norms, q_in, k_out, W, E_0, chunk_table
+            x.q, x.k, x.v, x.beta, L, A, inverse, norms, q_in, k_out, W, E_0, q_signed, k_signed,
+            chunk_table,
         )  # fmt: skip
         self.sweep(
             x.beta, W, k_out, E_0, E, kept, start, states, final_state, cu_seqlens, first_chunk
@@ -162,7 +165,8 @@ class Backward:
     ) -> None:
         """`gradients`: buffers for those of q, k, v, beta, the gate, and an initial state if there is one."""
         chunk_table, first_chunk, cu_seqlens = tables
-        L, kept, A, inverse, norms, q_in, k_out, W, E, states = saved
+        L, kept, A, inverse, norms, q_in, k_out, W, E, states, *signed = saved
+        q_signed, k_signed = signed or (x.q, x.k)
         dq, dk, dv, dbeta, dgate, *end = gradients
         sign = dout if x.sign is None else x.sign
         start, end = dout if dfinal_state is None else dfinal_state, end[0] if end else dout
@@ -176,6 +180,6 @@ class Backward:
         )  # fmt: skip
         self.pair_gradients(x.beta, inverse, norms, E, dU, dout, dv, dA, dN, dbeta, chunk_table)
         self.gradients(
-            x.q, x.k, x.beta, x.gate, sign, L, norms, E, dv, dA, dN, reached, states, dstates, dout, dq, dk,
-            dgate, chunk_table,
+            q_signed, k_signed, x.beta, x.gate, sign, L, norms, E, dv, dA, dN, reached, states, dstates, dout,
+            dq, dk, dgate, chunk_table,
         )  # fmt: skip
