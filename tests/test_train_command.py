@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import subprocess
 import sys
 
@@ -9,7 +10,7 @@ import pytest
 
 import statetrack
 from statetrack.cli import main
-from statetrack.commands.progress import steps_bar
+from statetrack.commands.progress import progress_bars, steps_bar
 from statetrack.commands.train import read_arguments
 from statetrack.commands.train_help import MIXER_LINES, TASK_LINES
 from statetrack.errors import UserError
@@ -55,6 +56,10 @@ class Terminal(io.StringIO):
     def isatty(self):
         return True
 
+    def text(self):
+        """What was written, without colours."""
+        return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", self.getvalue())
+
 
 def test_a_terminal_shows_rate_and_time_left():
     terminal = Terminal()
@@ -65,6 +70,19 @@ def test_a_terminal_shows_rate_and_time_left():
     assert "70/100" in shown
     assert "steps/s" in shown
     assert "left" in shown
+
+
+def test_the_bars_fit_a_terminal_of_80_columns(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    terminal = Terminal()
+    with steps_bar(100_000, terminal) as report:
+        for step in (1, 50_000):
+            report(step, {"loss": 10.5})
+    assert re.search(r"50000/100000 loss 10\.500 \S+ steps/s, \d:\d\d:\d\d left", terminal.text())
+    terminal, label = Terminal(), "Swaps of five items (S5), DeltaNet [-1,1]"
+    with progress_bars([(label, 1000)], terminal) as bar:
+        bar(0)(1000, {"loss": 0.5})
+    assert re.search(rf"{re.escape(label)} \S+ 1000/1000 loss 0\.500 \d:\d\d:\d\d", terminal.text())
 
 
 def test_elsewhere_the_bar_shows_nothing():

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
         MLSTMConfig,
         Model,
         ModelConfig,
+        Packing,
         SLSTMConfig,
         build,
         count_parameters,
@@ -97,6 +98,7 @@ __all__ = [
     "Model",
     "ModelConfig",
     "Options",
+    "Packing",
     "RunSpec",
     "SLSTMConfig",
     "Task",
@@ -136,7 +138,7 @@ _MODULES = {
     "integrations.acceleration": "accelerate",
     "layers": "GLA HGRN2 KDA MLSTM SLSTM Attention AttentionConfig DeltaNet DeltaNetConfig GLAConfig "
     "HGRN2Config KDAConfig MLSTMConfig Mamba Mamba2 Mamba2Config Mamba3 Mamba3Config MambaConfig Mixer "
-    "MixerConfig Model ModelConfig SLSTMConfig build count_parameters extended_range model_config "
+    "MixerConfig Model ModelConfig Packing SLSTMConfig build count_parameters extended_range model_config "
     "register_mixer",
     "lm.generate": "generate",
     "lm.models": "open_model",

@@ -9,6 +9,7 @@ from typing import Any, TextIO
 
 from statetrack.errors import require
 
+BAR = 16  # columns: what is written beside it has to fit a terminal of 80
 Report = Callable[[int, dict[str, Any]], None]
 
 
@@ -22,7 +23,7 @@ def progress_bars(runs: list[tuple[str, int]], to: TextIO | None = None) -> Iter
     rich = require("rich.progress", extra="cli", for_="live progress")
     columns = (
         rich.TextColumn("{task.description}"),
-        rich.BarColumn(),
+        rich.BarColumn(BAR // 2),  # labels are long
         rich.MofNCompleteColumn(),
         rich.TextColumn("loss {task.fields[loss]}"),
         rich.TimeElapsedColumn(),
@@ -49,7 +50,7 @@ def steps_bar(steps: int, to: TextIO | None = None) -> Iterator[Report]:
         return
     rich = require("rich.progress", extra="cli", for_="live progress")
     columns = (
-        rich.BarColumn(),
+        rich.BarColumn(BAR),
         rich.MofNCompleteColumn(),
         rich.TextColumn("loss {task.fields[loss]}"),
         rich.TextColumn("{task.fields[speed]}"),
@@ -101,7 +102,7 @@ def bytes_bar(
     rich = require("rich.progress", extra="cli", for_="live progress")
     columns = (
         rich.TextColumn("{task.description}"),
-        rich.BarColumn(),
+        rich.BarColumn(BAR),
         rich.DownloadColumn(),
         rich.TransferSpeedColumn(),
         rich.TimeRemainingColumn(),

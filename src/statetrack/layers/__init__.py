@@ -14,7 +14,7 @@ from statetrack.layers.kda import KDA, KDAConfig
 from statetrack.layers.mamba import Mamba, MambaConfig
 from statetrack.layers.mamba2 import Mamba2, Mamba2Config
 from statetrack.layers.mamba3 import Mamba3, Mamba3Config
-from statetrack.layers.mixer import Mixer, MixerConfig
+from statetrack.layers.mixer import Mixer, MixerConfig, Packing
 from statetrack.layers.mlstm import MLSTM, MLSTMConfig
 from statetrack.layers.model import Model, ModelConfig
 from statetrack.layers.presets import PRESETS, SIZED_PRESETS, build, model_config, register_mixer
@@ -52,6 +52,7 @@ __all__ = [
     "MixerConfig",
     "Model",
     "ModelConfig",
+    "Packing",
     "SLSTMConfig",
     "build",
     "count_parameters",

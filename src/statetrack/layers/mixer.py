@@ -11,7 +11,10 @@ from statetrack.errors import UserError
 class Packing(NamedTuple):
     """Boundaries of S packed sequences in one row x (1, N, d_model).
 
-    Sequence s is x[:, cu_seqlens[s] : cu_seqlens[s + 1]].
+        layer(x, packing=Packing(torch.tensor([0, 3, 7]), max_seqlen=4))
+
+    Sequence s is x[:, cu_seqlens[s] : cu_seqlens[s + 1]]. It starts from its own of the given states, (S,
+    ...), or from an empty one.
     """
 
     cu_seqlens: Tensor  # (S + 1,), integers from 0 to N, on the device of x
