@@ -186,8 +186,8 @@ class KdaCase:
         (q, k, v, beta, g), do = self._inputs()
 
         def work() -> None:
-            gate = {"g": g} if self.eigenvalues == "[0,1]" else {"a": 2 * torch.exp(g) - 1}
-            o, _ = delta_rule(q, k, v, beta, **gate, use_qk_l2norm_in_kernel=True, backend=backend)
+            log, value = (g, None) if self.eigenvalues == "[0,1]" else (None, 2 * torch.exp(g) - 1)
+            o, _ = delta_rule(q, k, v, beta, g=log, a=value, use_qk_l2norm_in_kernel=True, backend=backend)
             o.backward(do)
 
         return work

@@ -125,8 +125,9 @@ def folded_native(
     Angles are folded in always.
     """
     run = load("statetrack.ops.delta_rule.native:delta_rule_native")
-    if gate.per_channel:
-        return _turned(run, q, k, v, beta, gate, initial_state, cu_seqlens, options)
+    a = gate.values() if gate.per_channel else None
+    if a is not None:
+        return _turned(run, q, k, v, beta, a, gate.angle, initial_state, cu_seqlens, options)
     return _folded(run, q, k, v, beta, gate, initial_state, cu_seqlens, options)
 
 
@@ -160,13 +161,21 @@ def folded_triton(
 
 
 def _turned(
-    run: Callable, q, k, v, beta, gate: Gate, initial_state, cu_seqlens, options: DeltaRuleOptions
+    run: Callable,
+    q,
+    k,
+    v,
+    beta,
+    a: Tensor,
+    angle: Tensor | None,
+    initial_state,
+    cu_seqlens,
+    options: DeltaRuleOptions,
 ) -> tuple[Tensor, Tensor]:
-    """A backend that takes gates per channel as numbers, with the angles folded into q and k."""
-    a = gate.values()
-    if gate.angle is None:
+    """A backend that takes gates per channel as numbers `a`, with the angles folded into q and k."""
+    if angle is None:
         return run(q, k, v, beta, a, initial_state, cu_seqlens, options)
-    angles = Gate(None, None, None, gate.angle)
+    angles = Gate(None, None, None, angle)
     q, k, _, unfold = fold(
         _at_least_float32(q), _at_least_float32(k), angles, cu_seqlens, options.householders
     )
