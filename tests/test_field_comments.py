@@ -72,19 +72,28 @@ def test_a_class_without_source_keeps_its_docstring():
     assert explain_fields(made).__doc__ == "Text."
 
 
-OPTIONS = {
-    value
-    for module in pkgutil.walk_packages(statetrack.commands.__path__, "statetrack.commands.")
-    for value in vars(importlib.import_module(module.name)).values()
-    if inspect.isclass(value) and dataclasses.is_dataclass(value) and value is not spec_flags._Backbone
-}
+def _full_name(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=lambda cls: f"{cls.__module__}.{cls.__name__}")
+# Sorted: workers that collect the tests in different orders stop each other.
+OPTIONS = sorted(
+    {
+        value
+        for module in pkgutil.walk_packages(statetrack.commands.__path__, "statetrack.commands.")
+        for value in vars(importlib.import_module(module.name)).values()
+        if inspect.isclass(value)
+        and dataclasses.is_dataclass(value)
+        and value.__name__.endswith(("Options", "Flags", "Fields", "Size", "Sequences"))
+    },
+    key=_full_name,
+)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=_full_name)
 def test_every_option_of_every_command_has_an_explanation(options):
-    if options.__name__.endswith(("Options", "Flags", "Fields", "Size", "Sequences")):
-        missing = {field.name for field in dataclasses.fields(options)} - field_comments(options).keys()
-        assert not missing
+    missing = {field.name for field in dataclasses.fields(options)} - field_comments(options).keys()
+    assert not missing
 
 
 def test_the_flags_of_the_backbone_and_the_seed_are_explained(capsys):

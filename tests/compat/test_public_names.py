@@ -48,7 +48,10 @@ def test_the_mixers_of_all_presets_are_at_the_top(preset):
         assert getattr(statetrack, mixer) is getattr(statetrack.layers, mixer)
 
 
-@pytest.mark.parametrize("config", {*CONFIGS, *_KINDS.values()}, ids=lambda config: config.__name__)
+EXPLAINED = sorted({*CONFIGS, *_KINDS.values()}, key=lambda config: config.__name__)
+
+
+@pytest.mark.parametrize("config", EXPLAINED, ids=lambda config: config.__name__)
 def test_help_explains_every_field_of_a_config(config):
     text = inspect.getdoc(config)
     lines = text[text.index("\nAttributes:") :] if dataclasses.fields(config) else ""
