@@ -101,6 +101,20 @@ def test_the_triton_kernels_match_the_loop(kind):
     assert_near(actual, expected, 1e-5)
 
 
+@pytest.mark.parametrize("kind", ["g per channel", "a per channel", "g and sign per channel", "a per head"])
+def test_gates_beyond_one_are_computed_by_the_triton_kernels_as_defined(kind):
+    """States that grow by up to a third a step, across a chunk's border; a single one of 0 among them."""
+    inputs = gate_inputs(kind, B=1, T=37, H=1, beta=(0.0, 0.4), state=True)
+    if kind.startswith("a"):
+        inputs["a"] = torch.where(inputs["a"] < 0, -1.3, 1.2).double()
+        inputs["a"][:, 20] = 0
+    else:
+        inputs["g"] = -inputs["g"].clamp(min=-0.3)
+    expected = results(inputs, "reference", use_qk_l2norm_in_kernel=True)
+    assert expected["o"].abs().max() > 2
+    assert_near(results(inputs, "triton", torch.float32, use_qk_l2norm_in_kernel=True), expected, 2e-5)
+
+
 def test_the_triton_kernels_take_packed_sequences_and_logits_with_gates_per_channel():
     inputs = gate_inputs("g per channel", B=1, T=20, H=1, K=5, V=20)
     options = {"cu_seqlens": torch.tensor([0, 2, 2, 20]), "beta_from_logits": 2.0}

@@ -27,6 +27,7 @@ import triton.language as tl
 
 from statetrack.ops.delta_rule.triton.channel_forward import dot_carried
 from statetrack.ops.delta_rule.triton.channel_gates import (
+    gates_to,
     last_of_first_block,
     load_sums,
     power_of_two,
@@ -205,12 +206,12 @@ def gradients_kernel(
         SD += tl.sum(S.to(tl.float32) * D.to(tl.float32), axis=0)
     L_end = tl.load(L + (rows - 1) * HK + ik, mask=ik < K, other=0.0)
     L_c = load_sums(L, last, ik, K, BK)
-    P = power_of_two(-tl.abs(L_c))
+    P = power_of_two(-L_c)
     dQ *= P * (scale * r_q)[:, None]
     dK *= P * -r_k[:, None]
-    X = power_of_two(tl.abs(L_c) - tl.abs(L_end)[None, :])
+    X = power_of_two(L_c - L_end[None, :])
     dK_out *= with_sign(X * r_k[:, None], L_end[None, :], SIGNED)
-    whole_chunk = with_sign(power_of_two(-tl.abs(L_end)) * SD, L_end, SIGNED)
+    whole_chunk = with_sign(power_of_two(-L_end) * SD, L_end, SIGNED)
     x = load_tile(k, at, ik, valid, K, BK, False)
     if GATE == "value":
         dL = tl.zeros((C, BK), tl.float32)
@@ -239,7 +240,7 @@ def gradients_kernel(
             dL = dot_out(tl.load(reached + tl.maximum(level - 1, 0) * C * C), moved, dL, BF16, OUT)
         second, r = ((ic >> level) & 1) == 1, last_of_first_block(ic, level, rows) * HK
         L_c = load_sums(L, last, ik, K, BK)
-        F = power_of_two(-tl.abs(tl.abs(L_c) - tl.abs(load_sums(L, r, ik, K, BK))))
+        F = gates_to(L_c, load_sums(L, r, ik, K, BK), ic, level)
         row = tl.where(second, q + at, k + at)
         x = tl.load(row[:, None] + ik[None, :], mask=valid[:, None] & (ik < K)[None, :], other=0.0)
         x = x.to(tl.float32)

@@ -24,9 +24,9 @@ import triton
 import triton.language as tl
 
 from statetrack.ops.delta_rule.triton.channel_gates import (
+    gates_to,
     last_of_first_block,
     load_sums,
-    power_of_two,
     with_sign,
 )
 from statetrack.ops.delta_rule.triton.chunk_state import load_state, sweep_program, sweep_sequence
@@ -98,8 +98,8 @@ def prepare_kernel(
         ik = slice * BK + tl.arange(0, BK)
         L_c = load_sums(L, last, ik, K, BK)
         L_end = tl.load(L + (rows - 1) * HK + ik, mask=ik < K, other=0.0)[None, :]
-        _, P = product(tl.abs(L_c))
-        _, X = product(tl.abs(L_end) - tl.abs(L_c))
+        _, P = product(L_c)
+        _, X = product(L_end - L_c)
         q_c = with_sign(load_tile(q, at, ik, valid, K, BK, False), L_c, SIGNED)
         k_c = with_sign(load_tile(k, at, ik, valid, K, BK, False), L_c, SIGNED)
         if SIGNED:
@@ -119,7 +119,7 @@ def prepare_kernel(
         for part in tl.static_range(0, (K + BK - 1) // BK):
             ik = part * BK + tl.arange(0, BK)
             L_c = load_sums(L, last, ik, K, BK)
-            F = power_of_two(-tl.abs(tl.abs(L_c) - tl.abs(load_sums(L, r, ik, K, BK))))
+            F = gates_to(L_c, load_sums(L, r, ik, K, BK), ic, level)
             y = load_tile(k_signed, at, ik, valid, K, BK, False) * F
             KK_level = dot_carried(y, tl.trans(y), KK_level, BF16)
             x = load_tile(q_signed, at, ik, valid, K, BK, False) * F

@@ -1,10 +1,11 @@
 """Gates per key channel in the kernels of the delta rule: sizes as logarithms, and cumulated signs.
 
-A gate a is held as l = -log2 |a| between 0 and ZERO: a gate of at most 1e-12 in size counts as 0, one beyond
-1, which the delta rule does not offer, as 1. L_t = l_1 + ... + l_t from the chunk's start lies in memory with
-the sign of a_1 ... a_t as its sign. The product of the gates between two rows is 2^-|L_t - L_s|, and its sign
-is folded into q and k, whose rows take that of L. Within a chunk a gate of 0 leaves 2^-ZERO of what came
-before it, less than float32 can show beside anything else; from chunk to chunk it leaves nothing (`product`).
+A gate a is held as l = -log2 |a|, at most ZERO: a gate of at most 1e-12 in size counts as 0; one beyond 1 has
+l < 0. L_t = l_1 + ... + l_t from the chunk's start lies in memory with the sign of a_1 ... a_t as its last bit,
+which is below the rounding error of the sum. The product of the gates between rows s < t is 2^(L_s - L_t), and
+its sign is folded into q and k, whose rows take that of L. Within a chunk a gate of 0 leaves 2^-ZERO of what
+came before it, less than float32 can show beside anything else; from chunk to chunk it leaves nothing
+(`product`).
 """
 
 import triton
@@ -15,7 +16,6 @@ from statetrack.ops.delta_rule.triton.tiles import chunk_rows
 from statetrack.ops.gated_linear_attention.triton.gates import cumulated, load_gates, product
 
 INLINE = tl.constexpr(not INTERPRETED)  # assembly, which Triton's interpreter does not know
-SIGN_BIT = tl.constexpr(-2147483648)
 
 
 @triton.jit
@@ -40,9 +40,9 @@ def load_sums(L, rows, columns, K: tl.constexpr, BK: tl.constexpr):
 
 @triton.jit
 def with_sign(x, L, SIGNED: tl.constexpr):
-    """x times the sign of L."""
+    """x times the cumulated sign that L carries."""
     if SIGNED:
-        bits = x.to(tl.int32, bitcast=True) ^ (L.to(tl.int32, bitcast=True) & SIGN_BIT)
+        bits = x.to(tl.int32, bitcast=True) ^ (L.to(tl.int32, bitcast=True) << 31)
         x = bits.to(tl.float32, bitcast=True)
     return x
 
@@ -52,6 +52,13 @@ def last_of_first_block(ic, level, rows):
     """For blocks of m = 2^level rows in pairs: the last row of the first block of each row's pair."""
     r = ((ic >> (level + 1)) << (level + 1)) + (1 << level) - 1
     return tl.minimum(r, rows - 1)
+
+
+@triton.jit
+def gates_to(L_c, L_r, ic, level):
+    """The products of the gates between every row and r = `last_of_first_block`, of their sums L."""
+    towards = tl.where(((ic >> level) & 1) == 1, -1.0, 1.0)  # r is before rows of second blocks
+    return power_of_two(towards[:, None] * (L_c - L_r))
 
 
 @triton.jit
@@ -72,8 +79,12 @@ def cumulate_kernel(
     inside = (ic < rows)[:, None] & (ik < K)[None, :]
     offsets = (first * H + h) * K + ic[:, None] * (H * K) + ik[None, :]
     l, negative = load_gates(gate, sign, offsets, inside, GATE)
-    L_c, c = cumulated(tl.where(l < 0.0, 0.0, l), negative)
-    tl.store(L + offsets, with_sign(L_c, c, GATE != "log"), mask=inside)
+    L_c, c = cumulated(l, negative)
+    carried = L_c
+    if GATE != "log":
+        bits = (L_c.to(tl.int32, bitcast=True) & -2) | tl.where(c < 0.0, 1, 0)
+        carried = bits.to(tl.float32, bitcast=True)
+    tl.store(L + offsets, carried, mask=inside)
     _, P = product(L_c)
     # rows beyond the last have gates of 1, so that the last row of the tile is the end of the chunk
     end = tl.sum(tl.where((ic == C - 1)[:, None], P * c, 0.0), axis=0)
