@@ -1,11 +1,11 @@
 """Gates per key channel in the kernels of the delta rule: sizes as logarithms, and cumulated signs.
 
 A gate a is held as l = -log2 |a|, at most ZERO: a gate of at most 1e-12 in size counts as 0; one beyond 1 has
-l < 0. L_t = l_1 + ... + l_t from the chunk's start lies in memory with the sign of a_1 ... a_t as its last bit,
-which is below the rounding error of the sum. The product of the gates between rows s < t is 2^(L_s - L_t), and
-its sign is folded into q and k, whose rows take that of L. Within a chunk a gate of 0 leaves 2^-ZERO of what
-came before it, less than float32 can show beside anything else; from chunk to chunk it leaves nothing
-(`product`).
+l < 0. L_t = l_1 + ... + l_t from the chunk's start lies in memory with the sign of a_1 ... a_t as its last
+bit, which is below the rounding error of the sum. The product of the gates between rows s < t is
+2^(L_s - L_t), and its sign is folded into q and k, whose rows take that of L. Within a chunk a gate of 0
+leaves 2^-ZERO of what came before it, less than float32 can show beside anything else; from chunk to chunk it
+leaves nothing (`product`).
 """
 
 import triton
