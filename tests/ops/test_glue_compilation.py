@@ -70,7 +70,8 @@ def test_cross_entropy_compiles(N, dtype):
         "cross_entropy_kernel": {"sums": "fp32", "counted": "i32"},
         "cross_entropy_backward_kernel": {"count": "i32", "dloss": "fp32", "dlogits": dtype},
     }
-    plain, options = {"Z_LOSS": 0.0, "CENTRED": False}, {"Z_LOSS": 1e-4, "CENTRED": True}
+    plain = {"Z_LOSS": 0.0, "CENTRED": False, "SMOOTHING": 0.0}
+    options = {"Z_LOSS": 1e-4, "CENTRED": True, "SMOOTHING": 0.1}
     for (kernel, more), flags in itertools.product(kernels.items(), (plain, options)):
         constants = cross_entropy.constants(N, -(-N // 8) * 8) | flags
         if kernel == "cross_entropy_kernel":
