@@ -137,8 +137,14 @@ def leave_out_modules_own(described: "doc.Class") -> None:
     for name, member in list(described.members.items()):
         if member.kind == "variable" and not member.docstring:
             del described.members[name]
-        elif member.kind == "function" and member.docstring == inspect.getdoc(getattr(nn.Module, name, None)):
+        elif member.kind == "function" and not _has_text_of_its_own(described.obj, name):
             member.docstring = ""
+
+
+def _has_text_of_its_own(cls: type, name: str) -> bool:
+    """Whether a class of this library on the way to nn.Module gives the method of this name a docstring."""
+    ours = (base for base in cls.__mro__ if base.__module__.startswith("statetrack"))
+    return any(getattr(vars(base).get(name), "__doc__", None) for base in ours)
 
 
 def resolve_annotations(cls: type) -> None:
