@@ -13,11 +13,13 @@ from statetrack.ops.padded_rows import OPEN, SHUT, PaddedRows
 BACKENDS = {
     "reference": "statetrack.ops.mlstm.reference:mlstm_reference",
     "chunked": "statetrack.ops.mlstm.chunked:mlstm_chunked",
+    "native": "statetrack.ops.mlstm.native:mlstm_native",
     "triton": "statetrack.ops.mlstm.triton.backend:mlstm_triton",
 }
 JOINED_BACKENDS = {
     "reference": "statetrack.ops.mlstm.joined:mlstm_joined_reference",
     "chunked": "statetrack.ops.mlstm.joined:mlstm_joined_chunked",
+    "native": "statetrack.ops.mlstm.joined:mlstm_joined_native",
     "triton": "statetrack.ops.mlstm.triton.backend:mlstm_joined_triton",
 }
 
@@ -25,6 +27,15 @@ JOINED_BACKENDS = {
 def _triton_refuses(q: Tensor, v: Tensor, state: MLSTMCell | None, signed: bool) -> str | None:
     """Why the Triton kernels cannot take these inputs, or None."""
     return no_triton(q) or load("statetrack.ops.mlstm.triton.backend:refuses")(q, v, state, signed)
+
+
+def _refusals(q: Tensor, v: Tensor, state: MLSTMCell | None, signed: bool) -> dict:
+    """For `pick_backend`."""
+    native = "statetrack.ops.gated_linear_attention.native:refuses"
+    return {
+        "native": lambda: load(native)(q, v),
+        "triton": lambda: _triton_refuses(q, v, state, signed),
+    }
 
 
 def mlstm(
@@ -60,7 +71,7 @@ def mlstm(
 
     Returns h (B, T, H, V) in the dtype of v, and the last state, an `MLSTMCell` of C (B, H, K, V), n (B, H,
     K) and m (B, H) in float32 (float64 if q is), which a later call takes as `initial_state`. `backend` is
-    "auto", "reference", "chunked" or "triton" (GPU; up to 64 steps from an empty state).
+    "auto", "reference", "chunked", "native" (CPU) or "triton" (GPU; up to 64 steps from an empty state).
 
     `cu_seqlens` (S + 1 offsets, B = 1) packs S sequences into one row: h is (1, N, H, V), and there is one
     state per sequence, (S, ...), in `initial_state` and in the result. Inside they are padded to
@@ -90,8 +101,7 @@ def mlstm(
     state = _checked_state(op, q, v, initial_state)
     if checks.is_checked():
         checks.check_finite(op, time=1, q=q, k=k, v=v, i=i, f=f)
-    refusals = {"triton": lambda: _triton_refuses(q, v, state, signed)}
-    run = pick_backend(op, backend, q.device, BACKENDS, refusals)
+    run = pick_backend(op, backend, q.device, BACKENDS, _refusals(q, v, state, signed))
     h, state = run_backend(op, run, q.device, q, k, v, i, f, state, signed)
     return h.to(v.dtype), state
 
@@ -125,8 +135,7 @@ def mlstm_joined(
     state = _checked_state(op, q, v, initial_state)
     if checks.is_checked():
         checks.check_finite(op, time=1, qkv=qkv, i=i, f=f)
-    refusals = {"triton": lambda: _triton_refuses(q, v, state, signed)}
-    run = pick_backend(op, backend, qkv.device, JOINED_BACKENDS, refusals)
+    run = pick_backend(op, backend, qkv.device, JOINED_BACKENDS, _refusals(q, v, state, signed))
     h, state = run_backend(op, run, qkv.device, qkv, i, f, state, signed)
     return h.to(qkv.dtype), state
 

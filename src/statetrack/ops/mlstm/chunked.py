@@ -5,8 +5,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from statetrack.ops.checks import can_look
-from statetrack.ops.gated_linear_attention import gated_linear_attention
-from statetrack.ops.mlstm.reference import MLSTMCell, fresh_cell, log_size, mlstm_reference, normaliser
+from statetrack.ops.mlstm.as_attention import mlstm_as_attention
+from statetrack.ops.mlstm.reference import MLSTMCell, fresh_cell, mlstm_reference, normaliser
 
 CHUNK = 64
 
@@ -28,10 +28,10 @@ def mlstm_chunked(
         A = Q K^T / sqrt(K) o exp(log D - m_t)      e_t = exp(F_t + m0 - m_t)
         h = (A V + e Q C0) / max(|A 1 + e Q n0|, exp(-m))
 
-    With `signed` gates there are no logarithms of the gates to sum: see `_signed`. Where numbers can be read
-    for free, on a CPU, a call with NaN or infinity is repeated step by step: it would spread to earlier steps
-    of its chunk, since the zeros above the diagonal of A meet it. So would f = -inf, a closed gate, after
-    which differences of F are NaN.
+    With `signed` gates there are no logarithms of the gates to sum: see `mlstm_as_attention`. Where numbers
+    can be read for free, on a CPU, a call with NaN or infinity is repeated step by step: it would spread to
+    earlier steps of its chunk, since the zeros above the diagonal of A meet it. So would f = -inf, a closed
+    gate, after which differences of F are NaN.
     """
     h, last = _in_chunks(q, k, v, i, f, state, signed)
     # a bad k, v or gate stays in the memory
@@ -47,9 +47,9 @@ def _in_chunks(
     q, k, v, i, f = (x.to(dtype) for x in (q, k, v, i, f))
     if q.shape[1] == 0:
         return torch.zeros_like(v), fresh_cell(q, v) if state is None else state
-    k = k * k.shape[-1] ** -0.5
     if signed:
-        return _signed(q, k, v, i, f, fresh_cell(q, v) if state is None else state)
+        return mlstm_as_attention(q, k, v, i, f, state, signed=True)
+    k = k * k.shape[-1] ** -0.5
     # heads before time inside: (B, H, T, K) and (B, H, T)
     inputs = [x.transpose(1, 2) for x in (q, k, v, i, F.logsigmoid(f))]
     outputs = []
@@ -87,36 +87,3 @@ def _chunk(
         n_end = n_end + e[..., -1, None] * state.n
     m = m.to(q.dtype)
     return read / normaliser(nq, m)[..., None], MLSTMCell(C_end, n_end, m[..., -1])
-
-
-def _signed(
-    q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, state: MLSTMCell
-) -> tuple[Tensor, MLSTMCell]:
-    """Signed gates a_t = tanh(f_t / 2), as one call of gated linear attention. Divided by exp(m_t), C_t is
-
-        C_t = a_t exp(m_{t-1} - m_t) C_{t-1} + exp(i_t - m_t) k_t v_t^T
-
-    with gates of size at most 1 again, and n_t is the same with 1 in the place of v_t: one more column of C.
-    The maxima m_t, constants for the gradient, need no loop: with F the sum of log |a|,
-    m_t = F_t + max(m_0, max_{s <= t} i_s - F_s). In float64, as F may reach millions.
-    """
-    F_t = log_size(f).double().cumsum(1)
-    start = state.m.detach().double()[:, None]
-    m = F_t + torch.cat([start, i.detach().double() - F_t], dim=1).cummax(1).values[:, 1:]
-    before = torch.cat([start, m[:, :-1]], dim=1)
-    a = torch.tanh(f / 2) * torch.exp(before - m).to(f.dtype)
-    m = m.to(q.dtype)
-    write = torch.exp(i - m)
-    ones = v.new_ones(*v.shape[:-1], 1)
-    o, S = gated_linear_attention(
-        q,
-        write[..., None] * k,
-        torch.cat([v, ones], dim=-1),
-        a=a,
-        scale=1.0,
-        initial_state=torch.cat([state.C, state.n[..., None]], dim=-1),
-        output_final_state=True,
-    )
-    assert S is not None
-    h = o[..., :-1] / normaliser(o[..., -1], m)[..., None]
-    return h, MLSTMCell(S[..., :-1], S[..., -1], m[:, -1])
