@@ -49,7 +49,8 @@ def _curves(results: ItemResults, rows: list[Row]):
 def _legend(figure, handles: dict, panels: list[str]) -> None:
     """One legend under all panels, with handles long enough to show the dashes."""
     if handles:
-        columns = min(_legend_columns(panels), len(handles))
+        fitting = int(13 * figure.get_figwidth()) // (9 + max(map(len, handles)))  # by their characters
+        columns = max(1, min(_legend_columns(panels), len(handles), fitting))
         place = "outside lower center"
         figure.legend(handles.values(), handles, loc=place, ncols=columns, fontsize=8, handlelength=3.4)
 
@@ -211,12 +212,14 @@ def learning_curves(results: ItemResults) -> bytes:
 
 
 def _plain_logarithmic_ticks(axis) -> None:
-    """0.1, 0.5, 1 instead of powers; between the powers of ten only where the axis spans few of them."""
+    """Where the axis spans at most two powers of ten: 0.1, 0.5, 1 instead of powers."""
     from matplotlib import ticker
 
     low, high = axis.get_ylim()
     decades = math.log10(high / low)
-    between = (1.0,) if decades > 2 else (1.0, 2.0, 5.0) if decades > 0.5 else tuple(range(1, 10))
+    if decades > 2:
+        return
+    between = (1.0, 2.0, 5.0) if decades > 0.5 else tuple(range(1, 10))
     axis.yaxis.set_major_locator(ticker.LogLocator(subs=between))
     axis.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
     axis.yaxis.set_minor_formatter(ticker.NullFormatter())
