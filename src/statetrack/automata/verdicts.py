@@ -173,9 +173,8 @@ def _one_layer(f: Facts, order: int | None) -> Answer:
 def unit_circle(f: Facts) -> Answer:
     """Diagonal layers with eigenvalues of modulus up to 1: the languages whose groups are solvable."""
     if f.analysis.is_solvable:
-        kind = (
-            "star-free" if f.analysis.is_aperiodic else "all groups inside are solvable: a cascade of rotations"
-        )
+        cascade = "all groups inside are solvable: a cascade of rotations"
+        kind = "star-free" if f.analysis.is_aperiodic else cascade
         return "yes", kind, f"Krohn-Rhodes with rotations; {_THEORY}", True, None
     if f.analysis.is_solvable is False:
         witness = group_witness(f.minimal, f.images, "not solvable")
