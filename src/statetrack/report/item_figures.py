@@ -40,7 +40,7 @@ def _curves(results: ItemResults, rows: list[Row]):
     for axis, panel in zip(axes, panels):
         for row in (row for row in rows if row.run.panel == panel):
             handles[drawing.name(row.run)] = _curve(axis, row, drawing.look(row.run, families))
-        _finish(axis, panel, [row for row in rows if row.run.panel == panel], _bottom(rows))
+        _finish(axis, panel, [row for row in rows if row.run.panel == panel], lower_limit(rows))
     axes[0].set_ylabel(_unit(results))
     _legend(figure, handles, panels)
     return figure
@@ -79,7 +79,7 @@ def _curve(axis, row: Row, style: dict, band: bool = False):
     return axis.plot(lengths, mean, linewidth=1.9, markersize=5, markevery=every, **style)[0]
 
 
-def _bottom(rows: Sequence[Row]) -> float:
+def lower_limit(rows: Sequence[Row]) -> float:
     """The lower limit of an accuracy axis: below every mean, so that no curve or dot is cut off."""
     means = [np.mean([result.curve()[1] for result in row.chosen], axis=0).min() for row in rows]
     return min([-0.12, *(float(mean) - 0.06 for mean in means)])
@@ -127,7 +127,7 @@ def _grid(results: ItemResults, rows: list[Row]):
             for row in shown:
                 style = drawing.look(row.run, families)
                 handles[drawing.name(row.run)] = _curve(axis, row, style, band=True)
-            _finish(axis, panel if line == 0 else "", shown, _bottom(rows))
+            _finish(axis, panel if line == 0 else "", shown, lower_limit(rows))
             axis.set_xlabel("sequence length (tokens)" if line == len(numbers) - 1 else "")
         axes[line][0].set_ylabel("scaled accuracy")
         axes[line][-1].legend(
