@@ -196,9 +196,10 @@ def _is_of(done: dict[str, Any], folder: Path, run_id: str) -> bool:
 def machine(options: Options) -> dict[str, str]:
     """What the run was carried out on."""
     on_gpu = options.device != "cpu" and torch.cuda.is_available()
+    threads = torch.get_num_threads()
     several = {"processes": f"{options.ranks.size}, {options.parallel}"} if options.ranks.size > 1 else {}
     return {
-        "device": torch.cuda.get_device_name() if on_gpu else f"CPU, {torch.get_num_threads()} threads",
+        "device": torch.cuda.get_device_name() if on_gpu else f"CPU, {threads} thread{'s' * (threads > 1)}",
         "processor": processor(),
         "python": platform.python_version(),
         "torch": torch.__version__,

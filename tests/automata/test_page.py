@@ -61,6 +61,26 @@ def test_first_back_step_and_last_move_through_the_word(browser, tmp_path):
     assert browser.evaluate("at('back').disabled && at('first').disabled && !at('step').disabled")
 
 
+def test_keys_move_through_the_word_and_keep_working_at_its_ends(browser, tmp_path):
+    dfa = machines.SECOND_TO_LAST_B
+    browser.open(write(tmp_path / "page.html", dfa), "word=abb")
+    browser.evaluate("at('step').focus()")
+    for key, place in (("ArrowRight", 1), ("End", 3), ("ArrowLeft", 2), ("Home", 0), ("ArrowRight", 1)):
+        for kind in ("keyDown", "keyUp"):
+            browser.call("Input.dispatchKeyEvent", type=kind, key=key, code=key)
+        assert browser.text("#place") == f"{place} of 3 letters read", key
+    browser.click("#tape button:nth-child(3)")
+    assert browser.text("#state") == str(dfa.run("abb")[3])
+    browser.click("#word")
+    browser.call("Input.dispatchKeyEvent", type="keyDown", key="Home", code="Home")
+    assert browser.text("#place") == "3 of 3 letters read", "in the text field Home moves the cursor"
+
+
+def test_a_page_without_trained_models_says_so(tmp_path):
+    page = write(tmp_path / "page.html", DFA.from_group("S3")).read_text()
+    assert "Nothing was trained for this page" in page
+
+
 def test_letter_buttons_and_witnesses_fill_in_words(browser, tmp_path):
     dfa = DFA.from_group("S3")
     browser.open(write(tmp_path / "page.html", dfa), "word=")
@@ -108,7 +128,7 @@ def test_before_the_first_step_the_page_shows_what_the_first_letter_will_do(brow
 
 def test_the_page_says_what_rings_arrows_and_the_letters_of_a_group_are(tmp_path):
     page = write(tmp_path / "page.html", DFA.from_group("S3")).read_text()
-    for text in ("two rings: an accepting state", "arrow from nowhere marks the start state"):
+    for text in ("two rings: an accepting state", "arrow without a letter marks the start state"):
         assert text in page
     assert "<code>s</code> = (0 1), <code>c</code> = (0 1 2)" in page
     assert (

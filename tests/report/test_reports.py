@@ -10,7 +10,7 @@ from statetrack.errors import UserError
 from statetrack.experiments.tab_chomsky import PARITY
 from statetrack.report.build import write_report
 from statetrack.report.drawing import interval
-from statetrack.report.item_figures import learning_curves, loss_band
+from statetrack.report.item_figures import learning_curves, loss_band, lower_limit
 from statetrack.report.results import INDEX, merge, read_index
 from statetrack.report.summary import judge, summarise
 from statetrack.report.text import as_text
@@ -185,3 +185,10 @@ def test_learning_curves_mark_the_loss_of_guessing(pretend):
     """Text in an SVG is drawn as paths, after a comment with the words."""
     svg = learning_curves(read_index(pretend("fig-parity", "quick", lambda run: 0.5))).decode()
     assert svg.count("<!-- guessing -->") == 1
+
+
+@pytest.mark.parametrize(("score", "limit"), [(0.9, -0.12), (-0.05, -0.12), (-0.6, -0.66)])
+def test_the_accuracy_axis_reaches_below_every_curve(pretend, score, limit):
+    """Scaled accuracy is negative below guessing; such a curve is drawn, not cut off."""
+    folder = pretend("fig-parity", "quick", lambda run: score)
+    assert lower_limit(summarise(read_index(folder))) == pytest.approx(limit)

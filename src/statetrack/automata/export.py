@@ -98,7 +98,7 @@ def describe_action(action: AnyAction) -> str:
         return f"resets to {action.target}"
     if not isinstance(action, Permutation):
         n = len(action.factors())
-        return "keeps the state" if n == 0 else "reflects once" if n == 1 else f"turns by {n} reflections"
+        return "keeps the state" if n == 0 else "reflects once" if n == 1 else f"rotates by {n} reflections"
     parts, seen = [], set()
     for first in range(action.size):
         cycle, point = [], first

@@ -96,7 +96,7 @@ def positive_factors(f: Facts, factors: int) -> Answer:
     """One or two factors per token with eigenvalues in [0,1]: no as soon as a short word has a period."""
     if f.analysis.is_aperiodic:
         reason = "the language is star-free, and heads of width 1 make a diagonal layer"
-        return "yes", reason, "the row of diagonal [0,1]", True, None
+        return "yes", reason, "follows from diagonal [0,1]", True, None
     letters = 2 // factors  # a word of that many letters has at most two factors
     all_tried = len(f.minimal.alphabet) ** letters <= BOUNDED_WORDS // 2
     witness = even_witness(f.minimal, f.images, max_letters=letters)
@@ -147,7 +147,7 @@ def unit_circle_one(f: Facts) -> Answer:
     """One diagonal layer with eigenvalues of modulus up to 1."""
     if f.analysis.is_group and f.minimal.n_states > 1:
         if commutative(f.permutations):
-            return "yes", "the letters commute: turns of the circle", "Theorem 3", False, None
+            return "yes", "the letters commute: rotations of the circle", "Theorem 3", False, None
         witness = group_witness(f.minimal, f.images, "not commutative")
         if witness is not None:
             return "no", "diagonal matrices commute", _THEORY, True, witness
@@ -173,10 +173,9 @@ def _one_layer(f: Facts, order: int | None) -> Answer:
 def unit_circle(f: Facts) -> Answer:
     """Diagonal layers with eigenvalues of modulus up to 1: the languages whose groups are solvable."""
     if f.analysis.is_solvable:
-        kind = (
-            "star-free" if f.analysis.is_aperiodic else "all groups inside are solvable: a cascade of turns"
-        )
-        return "yes", kind, f"Krohn-Rhodes with turns; {_THEORY}", True, None
+        cascade = "all groups inside are solvable: a cascade of rotations"
+        kind = "star-free" if f.analysis.is_aperiodic else cascade
+        return "yes", kind, f"Krohn-Rhodes with rotations; {_THEORY}", True, None
     if f.analysis.is_solvable is False:
         witness = group_witness(f.minimal, f.images, "not solvable")
         if witness is not None:
@@ -185,19 +184,19 @@ def unit_circle(f: Facts) -> Answer:
 
 
 def rotating_one(f: Facts) -> Answer:
-    """One layer whose transition is turns of fixed planes, then one factor: (I - beta k k^T) R."""
+    """One layer whose transition is rotations of fixed planes, then one factor: (I - beta k k^T) R."""
     one = deltanet_one(f)
     if one[0] == "yes":
-        return "yes", "no turns are needed", one[2], one[3], None
+        return "yes", "no rotations are needed", one[2], one[3], None
     if f.analysis.is_group:
         if commutative(f.permutations):
-            return "yes", "the letters commute: turns of separate planes", "Theorem 3", True, None
+            return "yes", "the letters commute: rotations of separate planes", "Theorem 3", True, None
         if f.rotation is not None:
-            return "yes", "a dihedral group: turns and mirrors of a polygon", "Theorem 3", True, None
+            return "yes", "a dihedral group: rotations and reflections of a polygon", "Theorem 3", True, None
         if commutative(f.not_swaps):
-            reason = "every letter swaps two states, or turns planes that the other such letters turn too"
+            reason = "every letter swaps two states, or commutes with all letters that do not"
             return "yes", reason, f"Theorem 3; {_THEORY}", True, None
-    return _open("known where each letter is one reflection or one of letters that commute")
+    return _open("known only where every letter is one reflection, or commutes with all that are not")
 
 
 def deltanet_one(f: Facts) -> Answer:
@@ -211,7 +210,7 @@ def deltanet_one(f: Facts) -> Answer:
         return "yes", "a scalar: beta = 0, 1 and 2 keep, overwrite and flip it", "Eq. 1", True, None
     if not f.analysis.is_group and f.signed_one[0] == "yes":
         reason = "one diagonal layer is enough, and heads of width 1 make one"
-        return "yes", reason, "the row of diagonal [-1,1], 1 layer", True, None
+        return "yes", reason, "follows from diagonal [-1,1], 1 layer", True, None
     witness = letter_witness(f.minimal)
     if witness is not None:
         return (

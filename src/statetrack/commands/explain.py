@@ -56,7 +56,8 @@ def main(arguments: Sequence[str]) -> None:
     if options.html is not None:
         from statetrack.report.automaton_page import write_automaton_page
 
-        write_automaton_page(options.html, name, found, measured, options.train_length)
+        title = f"{name}, acting on {dfa.n_states} points" if options.automaton.group else name
+        write_automaton_page(options.html, title, found, measured, options.train_length)
         print(f"\nSee {options.html}", file=sys.stderr if options.json else sys.stdout)
 
 

@@ -49,7 +49,7 @@ def _axis(spec: RunSpec) -> str:
     mixer = spec.model.mixer
     if isinstance(mixer, DeltaNetConfig):
         return "eigenvalue 1 - beta" if mixer.householders == 1 else "eigenvalue, real part"
-    return "eigenvalue a of the transition"
+    return "eigenvalue of the transition"
 
 
 def as_text(spectra: Sequence[Spectrum]) -> str:

@@ -68,7 +68,7 @@ class Mamba3(Mixer):
 
     The two writes of a token are one: when a_t R_t comes, B_{t-1} u_{t-1}^T has the weight
     l_{t-1} Delta_{t-1} + (1 - l_t) Delta_t. The op writes that sum at once; what this adds to the output of
-    the same step, (1 - l_{t+1}) Delta_{t+1} (B_t . C_t) u_t, is taken off again (docs/gates.md).
+    the same step, (1 - l_{t+1}) Delta_{t+1} (B_t . C_t) u_t, is taken off again (docs/internals/gates.md).
 
     >>> layer = Mamba3(Mamba3Config(heads=4), d_model=64)
     >>> y, state = layer(torch.randn(2, 16, 64))                     # B, T, d_model

@@ -47,7 +47,7 @@ def write_automaton_page(
     text = page.render(
         title=title,
         lead=_lead(found),
-        conclusion=found.conclusion()[0],
+        conclusion=_conclusion(found),
         cheapest=found.cheapest.name,
         not_judged=NOT_JUDGED,
         alphabet=list(dfa.alphabet),
@@ -166,6 +166,14 @@ def _verdict(v: Verdict, found: Explanation) -> dict[str, Any]:
         "word": "" if w is None else spell(tuple(w.example(WITNESS_REPEATS)[:LONGEST_WORD]), found.dfa),
         "cheapest": v.model is found.cheapest,
     }
+
+
+def _conclusion(found: Explanation) -> str:
+    """The beginning of a sentence that ends with the cheapest class."""
+    label, _ = found.conclusion()
+    if label.startswith("no "):
+        return "No small class of linear RNNs is proven to track it at every length; one that does is"
+    return f"To track it at every length with a linear RNN, the {label} is"
 
 
 def _lead(found: Explanation) -> str:

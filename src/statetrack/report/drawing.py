@@ -56,19 +56,24 @@ def mark_training_length(axis, length: int) -> None:
     )
 
 
-def mark_guessing(axis, value: float) -> None:
-    """A dotted line at what guessing gives, named at its right end."""
+def mark_level(axis, value: float, name: str = "guessing") -> None:
+    """A dotted line at what a model without knowledge gets, named beside the plot, where no curve is."""
     axis.axhline(value, color="#777777", linestyle=(0, (1, 2)), linewidth=1.0, zorder=0)
+    name_level(axis, value, name)
+
+
+def name_level(axis, value: float, name: str) -> None:
+    """A name at the height `value`, to the right of the plot."""
     axis.annotate(
-        "guessing",
+        name,
         (1, value),
-        (0, 2),
+        (3, 0),
         xycoords=("axes fraction", "data"),
         textcoords="offset points",
-        ha="right",
-        va="bottom",
-        fontsize=6.5,
-        color="#666666",
+        va="center",
+        fontsize=7,
+        color="#555555",
+        annotation_clip=False,
     )
 
 

@@ -57,7 +57,7 @@ def save(figure, kind: str) -> bytes:
 
 
 def accuracy_against_length(panels: Sequence[Panel], title: str) -> bytes:
-    """A PNG with one panel per task: training length dotted, guessing as a thin grey line."""
+    """A PNG with one panel per task: the training length and guessing are dotted lines."""
     figure = new_figure(4.6 * len(panels), 4.0, dpi=150)
     axes = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
     models = list(dict.fromkeys(curve.model for panel in panels for curve in panel.curves))
@@ -105,16 +105,17 @@ def _draw(axis, panel: Panel, models: Sequence[str]) -> None:
         fontsize=7.5,
         color="#444444",
     )
-    axis.axhline(panel.chance, color="#bbbbbb", linewidth=0.8, zorder=0)
-    axis.annotate(
+    axis.axhline(panel.chance, color="#777777", linestyle=(0, (1, 2)), linewidth=1.0, zorder=0)
+    axis.annotate(  # beside the plot, where no curve is
         "guessing",
         (1, panel.chance),
-        (0, 9),
+        (3, 0),
         xycoords=("axes fraction", "data"),
         textcoords="offset points",
-        ha="right",
+        va="center",
         fontsize=7.5,
-        color="#666666",
+        color="#555555",
+        annotation_clip=False,
     )
     axis.set(title=panel.title, xlabel="sequence length (tokens)", ylim=(-0.03, 1.06))
     axis.set_xscale("log", base=2)

@@ -40,7 +40,7 @@ def _curves(results: ItemResults, rows: list[Row]):
     for axis, panel in zip(axes, panels):
         for row in (row for row in rows if row.run.panel == panel):
             handles[drawing.name(row.run)] = _curve(axis, row, drawing.look(row.run, families))
-        _finish(axis, panel, [row for row in rows if row.run.panel == panel])
+        _finish(axis, panel, [row for row in rows if row.run.panel == panel], lower_limit(rows))
     axes[0].set_ylabel(_unit(results))
     _legend(figure, handles, panels)
     return figure
@@ -49,7 +49,8 @@ def _curves(results: ItemResults, rows: list[Row]):
 def _legend(figure, handles: dict, panels: list[str]) -> None:
     """One legend under all panels, with handles long enough to show the dashes."""
     if handles:
-        columns = min(_legend_columns(panels), len(handles))
+        fitting = int(13 * figure.get_figwidth()) // (9 + max(map(len, handles)))  # by their characters
+        columns = max(1, min(_legend_columns(panels), len(handles), fitting))
         place = "outside lower center"
         figure.legend(handles.values(), handles, loc=place, ncols=columns, fontsize=8, handlelength=3.4)
 
@@ -78,26 +79,24 @@ def _curve(axis, row: Row, style: dict, band: bool = False):
     return axis.plot(lengths, mean, linewidth=1.9, markersize=5, markevery=every, **style)[0]
 
 
-def _finish(axis, title: str, rows: Sequence[Row]) -> None:
+def lower_limit(rows: Sequence[Row]) -> float:
+    """The lower limit of an accuracy axis: below every mean, so that no curve or dot is cut off."""
+    means = [np.mean([result.curve()[1] for result in row.chosen], axis=0).min() for row in rows]
+    return min([-0.12, *(float(mean) - 0.06 for mean in means)])
+
+
+def _finish(axis, title: str, rows: Sequence[Row], bottom: float) -> None:
     """Title, axes, the training length, and the accuracy of guessing."""
     lengths = rows[0].run.spec.training.train_lengths
     assert lengths is not None
     drawing.mark_training_length(axis, lengths[1])
     axis.axhline(0, color="#bbbbbb", linewidth=0.8, zorder=0)
+    drawing.name_level(axis, 0, "guessing")
     majority = rows[0].majority
-    if majority and majority > 0.04:  # near 0 it coincides with guessing
-        axis.axhline(majority, color="#999999", linewidth=0.8, linestyle=(0, (1, 2)), zorder=0)
-        axis.annotate(
-            "majority",
-            (1, majority),
-            xycoords=("axes fraction", "data"),
-            ha="right",
-            va="bottom",
-            fontsize=6.5,
-            color="#666666",
-        )
+    if majority and majority > 0.07:  # near 0 it coincides with guessing
+        drawing.mark_level(axis, majority, "majority")
     axis.set_title(title, fontsize=10)
-    axis.set(xlabel="sequence length (tokens)", ylim=(-0.12, 1.06))
+    axis.set(xlabel="sequence length (tokens)", ylim=(bottom, 1.06))
     axis.set_xlim(left=0)
     drawing.tidy(axis)
 
@@ -128,7 +127,7 @@ def _grid(results: ItemResults, rows: list[Row]):
             for row in shown:
                 style = drawing.look(row.run, families)
                 handles[drawing.name(row.run)] = _curve(axis, row, style, band=True)
-            _finish(axis, panel if line == 0 else "", shown)
+            _finish(axis, panel if line == 0 else "", shown, lower_limit(rows))
             axis.set_xlabel("sequence length (tokens)" if line == len(numbers) - 1 else "")
         axes[line][0].set_ylabel("scaled accuracy")
         axes[line][-1].legend(
@@ -136,7 +135,7 @@ def _grid(results: ItemResults, rows: list[Row]):
             handles,
             fontsize=7,
             loc="center left",
-            bbox_to_anchor=(1.0, 0.5),
+            bbox_to_anchor=(1.13, 0.5),  # beside the names of the levels
             handlelength=3.4,
         )
     return figure
@@ -148,6 +147,7 @@ def _dots(results: ItemResults, rows: list[Row]):
     labels = list(dict.fromkeys(drawing.name(row.run) for row in rows))[::-1]
     figure = figures.new_figure(max(6.5, 2.9 * len(panels) + 2.0), 0.3 * len(labels) + 1.9)
     axes = figure.subplots(1, max(1, len(panels)), squeeze=False, sharey=True)[0]
+    left = min([-0.12, *(min(row.scores) - 0.06 for row in rows)])
     for axis, panel in zip(axes, panels):
         for row in (row for row in rows if row.run.panel == panel):
             y = labels.index(drawing.name(row.run))
@@ -160,7 +160,7 @@ def _dots(results: ItemResults, rows: list[Row]):
                     [published], [y], s=70, marker="D", facecolors="none", edgecolors="#D55E00", zorder=4
                 )
         axis.set_title(panel, fontsize=9)
-        axis.set(xlabel="scaled accuracy", xlim=(-0.12, 1.08))
+        axis.set(xlabel="scaled accuracy", xlim=(left, 1.08))
         axis.axvline(0, color="#bbbbbb", linewidth=0.8, zorder=0)
         drawing.tidy(axis)
     axes[0].set_yticks(range(len(labels)), labels)
@@ -200,14 +200,29 @@ def learning_curves(results: ItemResults) -> bytes:
             if len(row.chosen) > 1:
                 axis.fill_between(steps, low, high, color=look["color"], alpha=0.16, linewidth=0)
             (handles[drawing.name(row.run)],) = axis.plot(steps, middle, linewidth=1.3, **style)
-        drawing.mark_guessing(axis, -math.log(shown[0].run.spec.task.chance))
+        drawing.mark_level(axis, -math.log(shown[0].run.spec.task.chance))
         axis.set_title(panel, fontsize=10)
         axis.set(xlabel="training step", yscale="log")
-        axis.locator_params(axis="x", nbins=4)  # numbers of steps are long
+        axis.locator_params(axis="x", nbins=4, integer=True)  # numbers of steps are long
+        _plain_logarithmic_ticks(axis)
         drawing.tidy(axis)
     axes[0].set_ylabel("training loss (nats)")
     _legend(figure, handles, panels)
     return figures.save(figure, "svg")
+
+
+def _plain_logarithmic_ticks(axis) -> None:
+    """Where the axis spans at most two powers of ten: 0.1, 0.5, 1 instead of powers."""
+    from matplotlib import ticker
+
+    low, high = axis.get_ylim()
+    decades = math.log10(high / low)
+    if decades > 2:
+        return
+    between = (1.0, 2.0, 5.0) if decades > 0.5 else tuple(range(1, 10))
+    axis.yaxis.set_major_locator(ticker.LogLocator(subs=between))
+    axis.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.yaxis.set_minor_formatter(ticker.NullFormatter())
 
 
 def loss_band(seeds: Sequence[Result]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:

@@ -78,6 +78,7 @@ def training_curves(
     highest = max(np.median([curve.loss[len(curve.loss) // 10] for curve in c]) for c in runs.values())
     axis.set(xlabel=x, ylabel=y, ylim=(lowest - 0.05 * (highest - lowest), highest))
     axis.set_xlim(left=0)
+    axis.locator_params(axis="x", integer=True)
     drawing.tidy(axis)
     _legend_below(figure, handles, 3)
     return figure

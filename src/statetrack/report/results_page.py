@@ -214,6 +214,7 @@ def _write_html(sections: Sequence[Section], page: Path) -> None:
         page,
         "results.html",
         scale=scale_words(sections[0].results.scale),
+        scale_name=sections[0].results.scale,
         key=KEY,
         summary=_summary(sections),
         sections=shown,

@@ -9,7 +9,7 @@ channel), and with D_ts = a_{s+1} ... a_t between the steps s <= t,
 
 No logarithm is taken and nothing is divided: all products of gates are built by doubling (`gate_products`),
 so that signs, zeros and gates of 1e-8 need no case of their own, and neither do their gradients. Angles are
-folded into q and k first. Derivation: docs/gates.md.
+folded into q and k first. Derivation: docs/internals/gates.md.
 """
 
 import torch

@@ -65,7 +65,8 @@ def gated_linear_attention(
     The state carries no cumulated sign or angle: it is S itself, and a later call takes it as it is.
     Arithmetic is float32 or better. Values are checked inside `statetrack.checked()` only: it refuses gates
     beyond 1 in size, and NaN or infinity. Outside it, NaN or infinity at step t leaves earlier outputs alone
-    on a CPU; on a GPU, other outputs of the same chunk may become NaN with it. Derivation: docs/gates.md.
+    on a CPU; on a GPU, other outputs of the same chunk may become NaN with it. Derivation:
+    docs/internals/gates.md.
 
     >>> q, k, v = torch.randn(3, 2, 16, 4, 32).unbind()              # B, T, H, K = 2, 16, 4, 32
     >>> a = 2 * torch.rand(2, 16, 4, 32) - 1                         # eigenvalues in [-1, 1]

@@ -11,7 +11,7 @@ built by doubling: of two neighbouring blocks of m steps, the lower left part of
     A_ts = (P_t o q_t) . (X_s o k_s)        t in the second block, s in the first
 
 with P counted from the start of the second block and X to the end of the first, one matrix product for all
-pairs of blocks. Derivation: docs/gates.md.
+pairs of blocks. Derivation: docs/internals/gates.md.
 """
 
 import torch

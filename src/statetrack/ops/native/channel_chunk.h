@@ -1,5 +1,5 @@
 // One chunk of the delta rule with a gate per key channel for one sequence and head, as both directions see it
-// (docs/gates.md). With P_t = a_1 ... a_t and X_t = a_{t+1} ... a_C (products per channel),
+// (docs/internals/gates.md). With P_t = a_1 ... a_t and X_t = a_{t+1} ... a_C (products per channel),
 //
 //     q_in = P o Q        k_in = P o K        k_out = X o K
 //     A_ts = sum_c q_tc (a_{s+1} ... a_t)_c k_sc,  s <= t        L_ts = the same with k_t, s < t

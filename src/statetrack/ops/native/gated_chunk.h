@@ -1,4 +1,4 @@
-// One chunk of gated linear attention for one sequence and head, as both directions see it (docs/gates.md).
+// One chunk of gated linear attention for one sequence and head, as both directions see it (docs/internals/gates.md).
 // With P_t = a_1 ... a_t and X_t = a_{t+1} ... a_C,
 //
 //     q_in = P o Q        k_out = X o K        A_ts = sum_k q_tk (a_{s+1} ... a_t)_k k_sk,  s <= t

@@ -54,6 +54,13 @@ function start() {
       at("controls").scrollIntoView({ block: "center" });
     });
   }
+  // keys that step, except where they move within a text or a choice
+  const keys = { ArrowLeft: () => position() - 1, ArrowRight: () => position() + 1, Home: () => 0, End: () => word.length };
+  at("controls").addEventListener("keydown", (event) => {
+    if (!(event.key in keys) || event.altKey || event.ctrlKey || event.metaKey || event.target.matches("input, select")) return;
+    event.preventDefault();
+    goTo(keys[event.key]());
+  });
   const asked = new URLSearchParams(location.hash.slice(1));
   at("word").value = asked.get("word") ?? data.example;
   if (asked.has("network")) at("network").value = asked.get("network");
@@ -92,6 +99,8 @@ function goTo(target) {
   while (position() > goal) network.back();
   while (position() < goal) network.step(word[position()]);
   draw();
+  // a button that can no longer be pressed would lose the focus, and with it the keys
+  if (document.activeElement.disabled) at("tape").focus({ preventScroll: true });
 }
 
 function automatonState() {
@@ -126,8 +135,11 @@ function drawTape(here) {
   const cells = word.slice(low, low + 60).map((letter, k) => {
     const i = low + k;
     const kind = i === here - 1 ? "here" : i < here ? "read" : "";
-    const cell = element("span", { class: kind }, visible(alphabet[letter]));
-    cell.addEventListener("click", () => goTo(i + 1));
+    const cell = element("button", { class: kind, tabindex: -1, "aria-label": `step ${i + 1}: ${visible(alphabet[letter])}` }, visible(alphabet[letter]));
+    cell.addEventListener("click", () => {
+      goTo(i + 1);
+      at("tape").focus({ preventScroll: true });
+    });
     return cell;
   });
   if (low > 0) cells.unshift(element("i", {}, "…"));

@@ -34,7 +34,7 @@ function fill(id, values, roomy, top) {
 }
 
 function circle(i, n) {
-  const [width, height] = [2 * RADIUS + 40, 2 * RADIUS + 22];
+  const [width, height] = [2 * RADIUS + 60, 2 * RADIUS + 22];
   const picture = svg("svg", { class: "unit", width, height, viewBox: `${-width / 2} ${-height / 2} ${width} ${height}`, role: "img", "aria-label": "eigenvalues" });
   picture.append(
     svg("circle", { r: RADIUS, fill: "none", stroke: "#9aa3ab" }),

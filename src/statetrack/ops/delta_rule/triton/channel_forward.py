@@ -1,4 +1,4 @@
-"""The delta rule with a gate per key channel, in chunks, forward (docs/gates.md, "Delta rule").
+"""The delta rule with a gate per key channel, in chunks, forward (docs/internals/gates.md).
 
 Per chunk of C steps with state S entering, P_t = a_1 ... a_t and X_t = a_{t+1} ... a_C per channel:
 

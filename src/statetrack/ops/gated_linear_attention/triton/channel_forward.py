@@ -1,4 +1,4 @@
-"""Gates per channel, forward. Per chunk of C steps with state S entering (docs/gates.md, "Chunks ..."):
+"""Gates per channel, forward. Per chunk of C steps with state S entering (docs/internals/gates.md):
 
     cumulate   L and the cumulated signs c                                            (gates.py)
     scores     A_ts = sum_k q_tk (a_{s+1} ... a_t)_k k_sk,  q_in = P o Q,  k_out = X o K,  U = k_out^T V
