@@ -1,5 +1,6 @@
 """The delta rule at the edges of its contract: growth, bad values, strong decay, long keys, odd scales."""
 
+import numpy as np
 import pytest
 import torch
 from delta_inputs import assert_same, random_inputs, run
@@ -30,6 +31,25 @@ def test_growing_states_are_computed_as_defined(backend, n):
         rtol=1e-4,
         atol=1e-5,
     )
+
+
+@pytest.mark.parametrize("gate", ["g", "a", "-a"])
+def test_the_triton_kernels_answer_growth_in_a_channel_with_nan_and_never_with_another_number(gate):
+    """A gate of 1 in the place of 1.3 would give a plausible wrong output."""
+    inputs = {name: x.float() for name, x in random_inputs(B=1, T=20, H=1, K=4, V=4).items()}
+    size = torch.full_like(inputs["q"], 0.9)
+    size[:, 9, :, 2] = 1.3
+    gates = {"g": size.log()} if gate == "g" else {"a": -size if gate == "-a" else size}
+    expected, _ = delta_rule(**inputs, **gates, backend="reference")
+    actual, S = delta_rule(**inputs, **gates, backend="triton", output_final_state=True)
+    assert expected.isfinite().all()
+    assert actual[:, 9:].isnan().all()
+    assert S.isnan().any()
+    size[:, 9, :, 2] = 1 + 1.2e-7  # a gate of 1, but for rounding
+    gates = {"g": size.log()} if gate == "g" else {"a": -size if gate == "-a" else size}
+    expected, _ = delta_rule(**inputs, **gates, backend="reference")
+    actual, _ = delta_rule(**inputs, **gates, backend="triton")
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -99,6 +119,17 @@ def test_a_scale_of_zero_gives_zeros_and_no_nan(backend):
     options = {"use_qk_l2norm_in_kernel": True, "scale": 0.0}
     assert_same(
         run(inputs, backend, torch.float32, **options), run(inputs, "reference", **options), 1e-4, 1e-4
+    )
+
+
+@pytest.mark.parametrize("scale", [np.float32(-0.5), np.int64(-3), -0.5])
+@pytest.mark.parametrize("backend", ALL)
+def test_a_scale_is_any_finite_number_of_python_or_numpy(backend, scale):
+    inputs = random_inputs(T=40)
+    options = {"use_qk_l2norm_in_kernel": True}
+    ones = run(inputs, backend, torch.float32, scale=1.0, **options)["o"]
+    torch.testing.assert_close(
+        run(inputs, backend, torch.float32, scale=scale, **options)["o"], ones * float(scale)
     )
 
 

@@ -65,7 +65,8 @@ def delta_rule(
       `use_qk_l2norm_in_kernel`, which divides q and k by their norms in float32.
       Other real numbers are computed as the equation says: the state may then grow without bound.
     - `g`: a = exp(g), the logarithm of a decay in [0, 1], so at most 0; None means no decay (DeltaNet).
-      Positive g, a state that grows, is computed as the equation says. In float32, values below -40 per head
+      Positive g, a state that grows, is computed as the equation says, but for gates per channel on a GPU
+      (backend "triton"): there gates beyond 1 give NaN. In float32, values below -40 per head
       count as -40 and get no gradient, on all backends but "reference".
     - `a`: in place of g, the gate itself, in [-1, 1]. Its gradient is that of the number, at a = 0 and across
       it too: pass this for gates like 2 s - 1.

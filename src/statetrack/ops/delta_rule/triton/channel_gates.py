@@ -1,7 +1,8 @@
 """Gates per key channel in the kernels of the delta rule: sizes as logarithms, and cumulated signs.
 
-A gate a is held as l = -log2 |a| between 0 and ZERO: a gate of at most 1e-12 in size counts as 0, one beyond
-1, which the delta rule does not offer, as 1. L_t = l_1 + ... + l_t from the chunk's start lies in memory with
+A gate a is held as l = -log2 |a| between 0 and ZERO: a gate of at most 1e-12 in size counts as 0. One beyond
+1, which these kernels do not offer, is NaN, so that no wrong number comes out; but for rounding errors, which
+count as 1. L_t = l_1 + ... + l_t from the chunk's start lies in memory with
 the sign of a_1 ... a_t as its sign. The product of the gates between two rows is 2^-|L_t - L_s|, and its sign
 is folded into q and k, whose rows take that of L. Within a chunk a gate of 0 leaves 2^-ZERO of what came
 before it, less than float32 can show beside anything else; from chunk to chunk it leaves nothing (`product`).
@@ -16,6 +17,7 @@ from statetrack.ops.gated_linear_attention.triton.gates import cumulated, load_g
 
 INLINE = tl.constexpr(not INTERPRETED)  # assembly, which Triton's interpreter does not know
 SIGN_BIT = tl.constexpr(-2147483648)
+ROUNDING = tl.constexpr(1e-6)  # of l, where a gate of 1 was meant
 
 
 @triton.jit
@@ -72,7 +74,8 @@ def cumulate_kernel(
     inside = (ic < rows)[:, None] & (ik < K)[None, :]
     offsets = (first * H + h) * K + ic[:, None] * (H * K) + ik[None, :]
     l, negative = load_gates(gate, sign, offsets, inside, GATE)
-    L_c, c = cumulated(tl.where(l < 0.0, 0.0, l), negative)
+    l = tl.where(l < 0.0, tl.where(l < -ROUNDING, float("nan"), 0.0), l)
+    L_c, c = cumulated(l, negative)
     tl.store(L + offsets, with_sign(L_c, c, GATE != "log"), mask=inside)
     _, P = product(L_c)
     # rows beyond the last have gates of 1, so that the last row of the tile is the end of the chunk
