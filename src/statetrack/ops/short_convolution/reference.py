@@ -28,7 +28,7 @@ def short_convolution_reference(
     dtypes = [tensor.dtype for tensor in (x, weight, bias) if tensor is not None]
     if len(set(dtypes)) > 1 and not torch.is_autocast_enabled(x.device.type):  # it has rules of its own
         dtype = functools.reduce(torch.promote_types, dtypes)
-        wide = [None if tensor is None else tensor.to(dtype) for tensor in (x, weight, bias)]
+        wide = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
         packing = {"cu_seqlens": cu_seqlens, "max_seqlen": max_seqlen}
         return short_convolution_reference(*wide, initial_state, silu=silu, **packing).to(x.dtype)
     if x.shape[1] == 0:
