@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent / "src/statetrack"
 # A package or module may import those on the lines above its own.
 LEVELS = (
     ("errors", "field_comments", "threads"),
-    ("peer_options", "plugins", "provenance"),
+    ("peer_names", "peer_options", "plugins", "provenance"),
     ("config", "files", "exit_codes"),
     ("ops",),
     ("automata", "compat", "layers"),

@@ -47,9 +47,17 @@ def test_a_header_says_what_is_trained(tmp_path, capsys):
     main(["train", *SMALL, "--out", out, "--log", "tensorboard"])
     first = capsys.readouterr().out.splitlines()[0]
     assert first.startswith("DeltaNet [-1,1], 1 layer, ")
-    assert "parameters; WordProblem with 3 tokens and 3 classes; " in first
+    assert "parameters; parity-dense with 3 tokens and 3 classes; " in first
     assert first.endswith(out)
     assert list((tmp_path / "run/tensorboard").iterdir())
+
+
+def test_accuracies_that_show_nothing_are_called_so(tmp_path, capsys):
+    words = ["train", *SMALL, "--task", "regex:(ab|ba)*", "--alphabet", "ab"]
+    main([*words, "--out", str(tmp_path / "uniform")])
+    assert "show nothing. Draw words that stay" in capsys.readouterr().out
+    main([*words, "--words", "live", "--out", str(tmp_path / "live")])
+    assert "show nothing" not in capsys.readouterr().out
 
 
 class Terminal(io.StringIO):

@@ -161,7 +161,7 @@ def __getattr__(name: str) -> Any:
         return value
     if name in _SUBMODULES:
         return import_module(f"statetrack.{name}")
-    raise AttributeError(f"module 'statetrack' has no attribute {name!r}")
+    raise import_module("statetrack.peer_names").missing_name(name, __all__)
 
 
 def __dir__() -> list[str]:

@@ -2,6 +2,7 @@
 
 import difflib
 import importlib
+import re
 from collections.abc import Iterable
 from types import ModuleType
 
@@ -22,12 +23,18 @@ class Diverged(Exception):
     """The loss of a run became infinite or NaN."""
 
 
+_SIZE = re.compile(r"-\d+(\.\d+)?[mb]$")  # deltanet-60m, deltanet-1.3b: too many to list
+
+
 def unknown_name(what: str, name: object, known: Iterable[str], advice: str = "") -> UserError:
     """The error for a name that does not exist, with the nearest one that does, and what else to try."""
     known = sorted(known)
     nearest = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
     hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
-    return UserError(f"{what} {name!r} is not known.{hint} Known: {', '.join(known)}. {advice}".rstrip())
+    names = [name for name in known if not _SIZE.search(name)]
+    if len(names) < len(known):
+        names.append(f"and sizes such as {next(filter(_SIZE.search, known))}")
+    return UserError(f"{what} {name!r} is not known.{hint} Known: {', '.join(names)}. {advice}".rstrip())
 
 
 def require(module: str, *, extra: str, for_: str) -> ModuleType:

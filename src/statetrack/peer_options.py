@@ -1,5 +1,6 @@
 """What options of other libraries are called here: errors about unknown options say it."""
 
+import dataclasses
 import functools
 import inspect
 from collections.abc import Iterable
@@ -127,11 +128,14 @@ class UnknownOption(UserError, TypeError):
 def unknown_option(where: str, name: str, known: Iterable[str]) -> UnknownOption:
     """The error for an option that does not exist: what to write instead, if another library has it.
 
-    deltanet: option 'num_heads' is fla's name. Here it is: heads.
+    deltanet: option 'num_heads' is not known; it comes from fla. Here: heads. More: docs/porting.md
     """
+    known = list(known)
     if name not in PEER_OPTIONS:
         return UnknownOption(str(unknown_name(f"{where}: option", name, known)))
     library, ours = PEER_OPTIONS[name]
+    if ours.isidentifier() and ours not in known:
+        ours = f"{ours}, though not in {where}"
     return UnknownOption(
         f"{where}: option {name!r} is not known; it comes from {library}. Here: {ours}. More: docs/porting.md"
     )
@@ -150,5 +154,39 @@ def explain_unknown_options(cls: type) -> None:
             if name not in known:
                 raise unknown_option(cls.__name__, name, known)
         made(self, *values, **options)
+
+    cls.__init__ = init  # type: ignore[misc]
+
+
+def explain_layer(cls: type) -> None:
+    """Let the constructor of a layer, (config, d_model), answer options given to it instead of its config."""
+    made: Any = vars(cls).get("__init__")
+    if not inspect.isfunction(made):
+        return
+    parameters = inspect.signature(made).parameters
+    known = list(parameters)[1:]
+    if known[:2] != ["config", "d_model"]:
+        return
+    Config, name = parameters["config"].annotation, cls.__name__
+
+    @functools.wraps(made)
+    def init(self: Any, *values: Any, **options: Any) -> None:
+        of_config = [option for option in options if option not in known]
+        given = dict(zip(known, values, strict=False)) | options
+        if not of_config and isinstance(given.get("config"), Config) and "d_model" in given:
+            return made(self, *values, **options)
+        fields = [field.name for field in dataclasses.fields(Config)]
+        shown = ", ".join(f"{option}=..." for option in of_config if option in fields)
+        expected = f"expected {name}({Config.__name__}({shown}), d_model=64)."
+        for option in of_config:
+            if option not in fields:
+                error = str(unknown_option(name, option, [*known, *fields])).rstrip(".")
+                raise UnknownOption(f"{error}. The constructor: {expected.removeprefix('expected ')}")
+        if of_config:
+            raise UnknownOption(f"{name}: {of_config[0]!r} is an option of its config, {expected}")
+        if "config" not in given or "d_model" not in given:
+            missing = "config" if "config" not in given else "d_model"
+            raise UnknownOption(f"{name}: {missing} is missing, {expected}")
+        raise UnknownOption(f"{name}: config is a {type(given['config']).__name__}, {expected}")
 
     cls.__init__ = init  # type: ignore[misc]

@@ -116,6 +116,11 @@ def _begin(spec: RunSpec, folder: Path, held: contextlib.ExitStack) -> dict[str,
             f"{folder / 'done.json'} is the result of another run ({done['id']}, here {spec.id}). Choose "
             "another --out, or delete that file to carry out this run."
         )
+    if done is None and (folder / "done.json").exists() and not (folder / "spec.json").exists():
+        raise UserError(
+            f"{folder / 'done.json'} is not of a run of this library. Choose another --out, or delete that "
+            "file."
+        )
     if done is None:
         for leftover in folder.glob(f".*{PARTIAL}"):  # of a process killed while it wrote
             shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink(missing_ok=True)
@@ -196,14 +201,17 @@ def _is_of(done: dict[str, Any], folder: Path, run_id: str) -> bool:
 def machine(options: Options) -> dict[str, str]:
     """What the run was carried out on."""
     on_gpu = options.device != "cpu" and torch.cuda.is_available()
-    threads = torch.get_num_threads()
     several = {"processes": f"{options.ranks.size}, {options.parallel}"} if options.ranks.size > 1 else {}
     return {
-        "device": torch.cuda.get_device_name() if on_gpu else f"CPU, {threads} thread{'s' * (threads > 1)}",
+        "device": torch.cuda.get_device_name() if on_gpu else _cpu(torch.get_num_threads()),
         "processor": processor(),
         "python": platform.python_version(),
         "torch": torch.__version__,
     } | several
+
+
+def _cpu(threads: int) -> str:
+    return f"CPU, {threads} thread{'s' if threads > 1 else ''}"
 
 
 @contextlib.contextmanager

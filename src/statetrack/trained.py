@@ -12,7 +12,7 @@ from statetrack.run import RESULTS, load_run, run
 from statetrack.spec import EvaluationConfig, RunSpec, TrainingConfig
 from statetrack.tasks import Task
 from statetrack.training import Options
-from statetrack.training.printed_rows import print_row
+from statetrack.training.printed_rows import note_on_baseline, print_row
 
 __all__ = ["TrainedModel", "train"]
 
@@ -85,6 +85,8 @@ def train(
     folder = RESULTS / spec.id if out is None else Path(out)
     how = Options(device, progress=print_row) if verbose else Options(device, say=lambda text: None)
     done = run(spec, folder, how)
+    if verbose and (note := note_on_baseline(done["metrics"], spec.task)):
+        print(note)
     return TrainedModel(load_run(folder)[1], spec, done["metrics"], folder, done)
 
 

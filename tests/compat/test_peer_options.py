@@ -1,12 +1,18 @@
 """Options of fla, mamba-ssm and transformers are recognised wherever options are given."""
 
+import inspect
 import re
 
 import pytest
+import torch
 
+import statetrack
 from statetrack import (
+    GLA,
+    DeltaNet,
     DeltaNetConfig,
     GLAConfig,
+    Mamba,
     Mamba2Config,
     MambaConfig,
     MLSTMConfig,
@@ -20,6 +26,7 @@ from statetrack import (
 from statetrack.cli import main
 from statetrack.errors import UserError
 from statetrack.layers import PRESETS
+from statetrack.peer_names import PEER_NAMES
 from statetrack.peer_options import PEER_OPTIONS
 
 
@@ -95,3 +102,57 @@ def test_the_table_points_to_options_that_exist():
     }
     for name, (_, ours) in PEER_OPTIONS.items():
         assert re.match(r"\w+", ours)[0] in known, name
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: DeltaNet(hidden_size=64, num_heads=4),
+            "The constructor: DeltaNet(DeltaNetConfig(), d",
+        ),
+        (
+            lambda: DeltaNet(d_model=64, num_heads=4),
+            "'num_heads' is not known; it comes from fla. Here: h",
+        ),
+        (lambda: Mamba(d_model=64, d_state=16), "expected Mamba(MambaConfig(d_state=...), d_model=64)"),
+        (lambda: Mamba(64), "d_model is missing, expected Mamba(MambaConfig(), d_model=64)"),
+        (lambda: GLA(64, 4), "config is a int, expected GLA(GLAConfig(), d_model=64)"),
+        (lambda: build("mamba", 10, num_heads=4), "Here: heads, though not in mamba"),
+    ],
+)
+def test_a_layer_called_as_in_another_library_shows_its_constructor(call, message):
+    with pytest.raises(UserError, match=re.escape(message)):
+        call()
+
+
+def test_the_constructor_of_a_layer_keeps_its_signature():
+    assert list(inspect.signature(DeltaNet).parameters) == ["config", "d_model"]
+    assert DeltaNet(config=DeltaNetConfig(heads=2), d_model=8).config.heads == 2
+
+
+@pytest.mark.parametrize("name", ["GatedDeltaNet", "chunk_gated_delta_rule", "selective_scan_fn"])
+def test_importing_a_name_of_another_library_says_what_it_is_here(name):
+    with pytest.raises(ImportError, match=r"Here: DeltaNet\(|It is in a submodule: from statetrack.compat"):
+        exec(f"from statetrack import {name}")
+
+
+@pytest.mark.parametrize("expression", [x for x in PEER_NAMES.values() if "(" in x])
+def test_what_stands_for_a_name_of_another_library_is_there(expression):
+    names = {name: getattr(statetrack, name) for name in statetrack.__all__}
+    sizes = {"d_model": 64, "vocab_size": 10}
+    with torch.device("meta"):
+        assert isinstance(eval(expression.split(", or ")[0], names | sizes), torch.nn.Module)
+
+
+def test_a_misspelt_name_gets_the_nearest_one():
+    with pytest.raises(AttributeError, match=r"no attribute 'DeltaNett'\. Did you mean 'DeltaNet'"):
+        _ = statetrack.DeltaNett
+    assert not hasattr(statetrack, "__wrapped__")
+
+
+def test_an_unknown_model_lists_mixers_and_not_every_size():
+    with pytest.raises(UserError, match="Did you mean 'deltanet'") as error:
+        build("delta-net", vocab_size=3)
+    assert "deltanet-340m" not in str(error.value)
+    assert "and sizes such as" in str(error.value)

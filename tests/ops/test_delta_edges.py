@@ -1,5 +1,6 @@
 """The delta rule at the edges of its contract: growth, bad values, strong decay, long keys, odd scales."""
 
+import numpy as np
 import pytest
 import torch
 from delta_inputs import assert_same, random_inputs, run
@@ -99,6 +100,17 @@ def test_a_scale_of_zero_gives_zeros_and_no_nan(backend):
     options = {"use_qk_l2norm_in_kernel": True, "scale": 0.0}
     assert_same(
         run(inputs, backend, torch.float32, **options), run(inputs, "reference", **options), 1e-4, 1e-4
+    )
+
+
+@pytest.mark.parametrize("scale", [np.float32(-0.5), np.int64(-3), -0.5])
+@pytest.mark.parametrize("backend", ALL)
+def test_a_scale_is_any_finite_number_of_python_or_numpy(backend, scale):
+    inputs = random_inputs(T=40)
+    options = {"use_qk_l2norm_in_kernel": True}
+    ones = run(inputs, backend, torch.float32, scale=1.0, **options)["o"]
+    torch.testing.assert_close(
+        run(inputs, backend, torch.float32, scale=scale, **options)["o"], ones * float(scale)
     )
 
 

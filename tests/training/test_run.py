@@ -148,6 +148,13 @@ def test_the_result_of_another_run_is_refused(small_spec, change, tmp_path):
         run(small_spec, tmp_path / "here", Options(**QUIET))
 
 
+def test_a_done_json_of_something_else_is_not_overwritten(small_spec, tmp_path):
+    (tmp_path / "done.json").write_text('{"finished": true}')
+    with pytest.raises(UserError, match=r"done.json is not of a run of this library. Choose another --out"):
+        run(small_spec, tmp_path, Options(**QUIET))
+    assert (tmp_path / "done.json").read_text() == '{"finished": true}'
+
+
 def test_a_full_disk_is_no_mistake_of_the_user_when_the_folder_is_made(small_spec, tmp_path, monkeypatch):
     def full(*_, **__):
         raise OSError(28, "No space left on device")

@@ -48,7 +48,7 @@ def _train(spec: "RunSpec", options: TrainOptions) -> None:
     from statetrack.run import RESULTS, run
     from statetrack.training import Options
     from statetrack.training.loop import check_options, resolve_device
-    from statetrack.training.printed_rows import print_row
+    from statetrack.training.printed_rows import note_on_baseline, print_row
 
     folder = options.out or RESULTS / spec.id
     how = Options(options.device, options.checkpoint_seconds, options.cuda_graphs)
@@ -68,6 +68,8 @@ def _train(spec: "RunSpec", options: TrainOptions) -> None:
 
         how.progress = progress
         done = run(spec, folder, how)
+    if note := note_on_baseline(done["metrics"], spec.task):
+        print(note)
     print(f"{folder}: {done['seconds']:.0f} s on {done['machine']['device']}")
 
 
@@ -76,8 +78,10 @@ def header(spec: "RunSpec", device: str, folder: Path) -> str:
     import torch
 
     from statetrack.layers import Model
+    from statetrack.tasks import TASKS
 
     task, config = spec.task, spec.model
+    names = [name for name, known in TASKS.items() if known == task] or [type(task).__name__]
     with torch.device("meta"):
         model = Model(config, task.vocab_size, task.n_classes)
     parameters = sum(parameter.numel() for parameter in model.parameters())
@@ -87,7 +91,7 @@ def header(spec: "RunSpec", device: str, folder: Path) -> str:
     of_range = f" {' and '.join(ranges)}" if ranges else ""
     layers = f"{config.layers} layer{'s' if config.layers > 1 else ''}"
     return (
-        f"{' and '.join(kinds)}{of_range}, {layers}, {parameters:,} parameters; {type(task).__name__} with "
+        f"{' and '.join(kinds)}{of_range}, {layers}, {parameters:,} parameters; {names[-1]} with "
         f"{task.vocab_size} tokens and {task.n_classes} classes; {device}; {folder}"
     )
 

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 from torch import Tensor, nn
 
 from statetrack.errors import UserError
+from statetrack.peer_options import explain_layer
 
 
 class Packing(NamedTuple):
@@ -14,12 +15,14 @@ class Packing(NamedTuple):
         layer(x, packing=Packing(torch.tensor([0, 3, 7]), max_seqlen=4))
 
     Sequence s is x[:, cu_seqlens[s] : cu_seqlens[s + 1]]. It starts from its own of the given states, (S,
-    ...), or from an empty one.
+    ...), or from an empty one. `cu_seqlens` (S + 1,) holds integers from 0 to N, on the device of x;
+    `max_seqlen` is the length of the longest sequence or more; `states` says whether the layer returns the
+    states after each sequence, (S, ...).
     """
 
-    cu_seqlens: Tensor  # (S + 1,), integers from 0 to N, on the device of x
-    max_seqlen: int  # at least the length of the longest sequence
-    states: bool = False  # whether mixers return the states after each sequence, (S, ...)
+    cu_seqlens: Tensor
+    max_seqlen: int
+    states: bool = False
 
 
 def offsets(packing: Packing | None) -> dict[str, Any]:
@@ -58,6 +61,11 @@ class Mixer(nn.Module, ABC):
     >>> Sums()(torch.ones(1, 3, 1))[0].flatten()
     tensor([1., 2., 3.])
     """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if cls.__module__.startswith("statetrack."):
+            explain_layer(cls)
 
     packs = False
     packs_by_padding = False

@@ -23,7 +23,7 @@ from statetrack.layers.precision import at_least_float32
 from statetrack.layers.recompute import recomputed
 from statetrack.layers.tying import tie
 from statetrack.ops.autograd import autocast_is_on
-from statetrack.ops.checks import check_shape
+from statetrack.ops.checks import check_shape, require_tensors
 from statetrack.ops.embedding import embedding
 from statetrack.ops.geglu import geglu
 from statetrack.ops.linear_cross_entropy import linear_cross_entropy
@@ -218,6 +218,7 @@ class Model(nn.Module):
         attention_mask: Tensor | None = None,
     ) -> tuple[Tensor, list[Any]]:
         packing = self._packing(packing, packed_states)
+        require_tensors("Model", tokens=tokens)
         if tokens.ndim != 2:
             raise UserError(
                 f"Model: tokens has shape {tuple(tokens.shape)}, expected (batch, time). One sequence is "

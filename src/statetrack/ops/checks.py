@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from numbers import Real
 from typing import Any
 
 import torch
@@ -109,7 +110,7 @@ def check_cell(op: str, cell: Any, like: Tensor, **shapes: tuple[int, ...]) -> l
 
 def check_scale(op: str, scale: Any) -> None:
     """Refuse a scale of the outputs that is no finite number; None stands for the default, K^-1/2."""
-    if scale is not None and not (isinstance(scale, (int, float)) and math.isfinite(scale)):
+    if scale is not None and not (isinstance(scale, Real) and math.isfinite(scale)):
         raise UserError(f"{op}: scale is {scale!r}, expected a finite number, or None for K^-1/2.")
 
 

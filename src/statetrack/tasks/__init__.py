@@ -75,7 +75,8 @@ def _named(name: str) -> Task:
         return find("task", name, TASKS)
     except UserError as error:
         if not re.fullmatch(r"[SAZDsazd]_?[0-9]+", str(name)):
-            raise
+            more = "Also regex:PATTERN, dfa:FILE.json, group:NAME, jsonl:FILE and corpus:DIR."
+            raise UserError(f"{error} {more}") from error
         group_ = str(name).replace("_", "").upper()
         raise UserError(
             f"task {name!r} is not known, and could be two things. The product of all elements of the group "

@@ -4,6 +4,8 @@ import math
 from datetime import timedelta
 from typing import Any
 
+from statetrack.tasks import Automaton, Task
+
 
 def print_row(step: int, row: dict[str, Any]) -> None:
     """One readable line per row of metrics."""
@@ -21,6 +23,20 @@ def print_row(step: int, row: dict[str, Any]) -> None:
         parts.append(f"heldout {row['heldout_loss']:.4f}{beside}")
         parts += [f"ppl@{edge} {value:.2f}" for edge, value in row["perplexity"].items()]
     print("  ".join(parts), flush=True)
+
+
+def note_on_baseline(row: dict[str, Any], task: Task) -> str | None:
+    """A line to print where the most frequent answer alone is nearly always right; None elsewhere."""
+    majority = row.get("majority_accuracy", {}).values()
+    if not majority or min(majority) < 0.99:
+        return None
+    note = (
+        f"Always giving the most frequent answer scores {min(majority):.3f} or more here, so these accuracies"
+    )
+    note += " show nothing."
+    if isinstance(task, Automaton) and task.words == "uniform":
+        note += " Draw words that stay in the language longer: --words live."
+    return note
 
 
 def _speed(row: dict[str, Any]) -> list[str]:

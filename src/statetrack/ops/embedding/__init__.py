@@ -1,5 +1,6 @@
 """Embedding of tokens; the gradient of the table is summed in a fixed order, so that results repeat."""
 
+import torch
 from torch import Tensor
 
 from statetrack.errors import UserError
@@ -27,7 +28,16 @@ def embedding(tokens: Tensor, weight: Tensor, *, backend: str = "auto") -> Tenso
     if tokens.is_floating_point():
         raise UserError(f"{op}: tokens are {tokens.dtype}, expected whole numbers.")
     refusals = {"triton": lambda: _triton_refuses(tokens, weight)}
-    return pick_backend(op, backend, weight.device, BACKENDS, refusals)(tokens, weight)
+    run = pick_backend(op, backend, weight.device, BACKENDS, refusals)
+    if torch.compiler.is_compiling():
+        return run(tokens, weight)
+    try:
+        return run(tokens, weight)
+    except IndexError as error:  # on a CPU; a GPU would have to be waited for
+        raise UserError(
+            f"{op}: tokens lie between {int(tokens.min())} and {int(tokens.max())}, expected whole numbers "
+            f"from 0 to {len(weight) - 1}."
+        ) from error
 
 
 __all__ = ["embedding"]

@@ -76,7 +76,7 @@ def selective_scan(
     - `delta_softplus`: delta + delta_bias goes through softplus. delta must be >= 0 after that.
     - `return_last_state`: return (out, last_state) instead of out.
     - `eigenvalues`: the range of the a_t, "[0,1]" or "[-1,1]", for delta >= 0 and A <= 0. The default is
-      that of all layers here; mamba-ssm's range is "[0,1]", the default in `statetrack.compat.mamba_ssm`.
+      that of `MambaConfig`; mamba-ssm's range is "[0,1]", the default in `statetrack.compat.mamba_ssm`.
     - `cu_seqlens`: s + 1 offsets in steps, with b = 1: s sequences packed one after the other into one row,
       steps cu_seqlens[i] to cu_seqlens[i + 1]; states are then (s, d, n).
     - `max_seqlen`: the length of the longest packed sequence or more. A backend that must know it on the host

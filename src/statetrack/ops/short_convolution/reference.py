@@ -1,5 +1,6 @@
 """The short convolution by `torch.nn.functional.conv1d`: the definition other backends are tested against."""
 
+import functools
 import itertools
 from collections.abc import Sequence
 
@@ -22,8 +23,14 @@ def short_convolution_reference(
 
     Shapes: x, y (B, T, C); weight (C, width); bias (C,); initial_state (B, C, width - 1), the inputs before
     the first, zeros when None. Packed sequences, the steps cu_seqlens[s] to cu_seqlens[s + 1] of x for every
-    s, each start from zeros.
+    s, each start from zeros. Inputs of several dtypes are computed in the widest; y has that of x.
     """
+    dtypes = [tensor.dtype for tensor in (x, weight, bias) if tensor is not None]
+    if len(set(dtypes)) > 1 and not torch.is_autocast_enabled(x.device.type):  # it has rules of its own
+        dtype = functools.reduce(torch.promote_types, dtypes)
+        wide = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+        packing = {"cu_seqlens": cu_seqlens, "max_seqlen": max_seqlen}
+        return short_convolution_reference(*wide, initial_state, silu=silu, **packing).to(x.dtype)
     if x.shape[1] == 0:
         return x.clone()
     if cu_seqlens is not None:

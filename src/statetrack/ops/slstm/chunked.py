@@ -15,7 +15,7 @@ def slstm_chunked(
     """Same arguments and results as `slstm_reference`."""
     dtype = torch.promote_types(x.dtype, torch.float32)
     x, R = x.to(dtype), R.to(dtype)
-    x = x if bias is None else x + bias
+    x = x if bias is None else x + bias.to(dtype)
     cell = fresh_cell(x[:, :1]) if state is None else SLSTMCell(*(s.to(dtype) for s in state))
     if x.shape[1] == 0:
         return x[..., 0, :], cell

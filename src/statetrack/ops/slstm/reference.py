@@ -40,7 +40,7 @@ def slstm_reference(
     """
     dtype = torch.promote_types(x.dtype, torch.float32)
     x, R = x.to(dtype), R.to(dtype)
-    x = x if bias is None else x + bias
+    x = x if bias is None else x + bias.to(dtype)
     h, c, n, m = fresh_cell(x) if state is None else state
     outputs = []
     for t in range(x.shape[1]):
