@@ -58,7 +58,7 @@ class Diagnosis:
     closeness: list[float]
     spread: list[float]  # root mean square distance from the own centre
     accuracy: list[float]
-    majority: list[float]  # accuracy of always giving the commonest answer there
+    majority: list[float]  # accuracy of always giving the most frequent answer there
     fitted_to: int  # positions up to this one were used for the prediction
     growth: Growth | None  # None if accuracy is too low within the training length
     predicted: float  # infinity for "never"

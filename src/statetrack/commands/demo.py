@@ -19,7 +19,7 @@ from statetrack.run import run
 from statetrack.training import Options
 
 TITLE = "The same linear RNN, with and without negative eigenvalues"
-COMMONEST = "always the commonest"  # the answer of a model that has learned nothing else
+MOST_FREQUENT = "always the most frequent"  # the answer of a model that has learned nothing else
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _rows(planned: list[DemoRun], results: list[dict[str, Any]], length: int) -> list[dict[str, Any]]:
-    """A row per run, and after those of a task one for always giving the commonest answer."""
+    """A row per run, and after those of a task one for always giving the most frequent answer."""
     rows = []
     for panel in dict.fromkeys(r.panel for r in planned):
         own = [(r, done) for r, done in zip(planned, results, strict=True) if r.panel == panel]
@@ -74,7 +74,7 @@ def _rows(planned: list[DemoRun], results: list[dict[str, Any]], length: int) ->
         r, done = own[0]
         majority = done["metrics"].get("majority_accuracy", {})
         guesses = [majority.get(str(m * length), r.spec.task.chance) for m in MULTIPLES]
-        rows.append({"task": panel, "model": COMMONEST, "eigenvalues": "", "values": guesses})
+        rows.append({"task": panel, "model": MOST_FREQUENT, "eigenvalues": "", "values": guesses})
     return rows
 
 

@@ -52,7 +52,7 @@ def as_text(found: Diagnosis) -> str:
         "",
         "spread: distance of the states of one element from their centre; closeness: 90 % quantile of the "
         "way towards the nearest wrong centre, 0.5 on the border; majority: the accuracy of always "
-        "giving the commonest answer.",
+        "giving the most frequent answer.",
     ]
     lines += ["", *_verdict(found)]
     return "\n".join(lines)

@@ -94,7 +94,7 @@ def _table(measured: list[Measured], length: int) -> str:
         values = "".join(f"{value:>10.3f}" for value in row.accuracy)
         lines.append(f"{row.verdict.model.name:<{width}}  {row.verdict.answer:<7}{values}   {row.model}")
     guess = "".join(f"{value:>10.3f}" for value in measured[0].guess)
-    lines.append(f"{'(always the commonest state)':<{width}}  {'':<7}{guess}")
+    lines.append(f"{'(always the most frequent state)':<{width}}  {'':<7}{guess}")
     lines.append(
         "\nYes and no are about what weights can do, at every length. Training can fail to find them where\n"
         "theory says yes (more --steps may help), and can look right for a while where it says no."
