@@ -139,7 +139,7 @@ def _majority(answers: Tensor) -> float:
 
 
 def _scaled(spec: RunSpec, accuracy: float, majority: float) -> dict:
-    """The accuracy and that of always giving the most frequent answer, scaled: 0 is guessing, 1 is perfect."""
+    """The accuracy and that of always giving the most frequent answer, scaled: 0 is chance, 1 is perfect."""
     chance = spec.task.chance
     return {
         "scaled_accuracy": (accuracy - chance) / (1 - chance),
