@@ -183,8 +183,8 @@ def test_a_prompt_read_in_parts_gives_the_same_text(model, size):
         assert torch.equal(parts, model.generate(tokens, **options))
     mask[0, -1] = 0  # the last part, where parts are of 4, is one token of padding
     if size == 4:
+        cache = StateCache(len(model.model.blocks))
         with pytest.raises(UserError, match="row 0 of attention_mask is all padding"):
-            cache = StateCache(len(model.model.blocks))
             model.generate(tokens, past_key_values=cache, prefill_chunk_size=size, **options)
 
 

@@ -328,8 +328,8 @@ def _check_tokens(tokens: Tensor, d_model: int) -> None:
         return
     if tokens.ndim != 2:
         raise UserError(
-            f"Model: tokens has shape {tuple(tokens.shape)}, expected (batch, time), or (batch, time, d_model) "
-            f"= (batch, time, {d_model}) for embeddings. One sequence is tokens[None]."
+            f"Model: tokens has shape {tuple(tokens.shape)}, expected (batch, time), or for embeddings "
+            f"(batch, time, d_model) = (batch, time, {d_model}). One sequence is tokens[None]."
         )
 
 

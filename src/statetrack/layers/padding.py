@@ -59,9 +59,9 @@ def run_model_padded(
 ) -> tuple[Tensor, list[Any]]:
     """What `Model.forward` returns for a batch with padding, and the states after the last token of each row.
 
-    tokens, mask, targets (B, T); mask is True at real tokens. Tokens may be embedded, (B, T, d_model). Logits are at the positions `at` (B, n), all if
-    None, and 0 at padding. Rows are packed into one, without padding; models that cannot take packed
-    sequences get them one by one.
+    tokens, mask, targets (B, T); mask is True at real tokens. Tokens may be embedded, (B, T, d_model). Logits
+    are at the positions `at` (B, n), all if None, and 0 at padding. Rows are packed into one, without
+    padding; models that cannot take packed sequences get them one by one.
     """
     refuse_empty_rows("Model", mask)
     if at is None:
