@@ -274,7 +274,11 @@ UNREADABLE = {
         {"layer_types": ["linear_attention"] * 32},
         "at least one attention",
     ),
-    "no heads": ("olmo_hybrid", {"num_attention_heads": 0}, "config.json is not one of olmo_hybrid: float division"),
+    "no heads": (
+        "olmo_hybrid",
+        {"num_attention_heads": 0},
+        "config.json is not one of olmo_hybrid: float division",
+    ),
     "a word for a size": ("delta_net", {"hidden_size": "x"}, "hidden_size is 'x', expected a whole number"),
     "no size": ("gated_deltanet", {"head_dim": None}, "head_dim is None, expected a whole number"),
     "a truth value for a size": ("delta_net", {"vocab_size": True}, "vocab_size is True, expected a whole"),
