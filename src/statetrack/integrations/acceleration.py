@@ -58,9 +58,9 @@ def accelerate(model: nn.Module) -> Acceleration:
         with statetrack.accelerate(model): ...        # inside the block only
 
     The logits stay the same but for rounding, about 1e-6 in float32; caches, `generate` and training work as
-    before. On a CPU transformers computes these layers in plain PyTorch, and ours are several times faster on
-    long inputs. Only this model is changed, by the attribute `forward` of its layers; `undo()` of the result
-    deletes it.
+    before. On a CPU transformers computes convolution and recurrence in plain PyTorch; ours take a quarter of
+    that time or less on long inputs. The projections stay as they are. Only this model is changed, by the
+    attribute `forward` of its layers; `undo()` of the result deletes it.
     """
     layers = {name: layer for name, layer in model.named_modules() if _recurrences(layer)}
     if not layers:
