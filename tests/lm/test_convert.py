@@ -274,6 +274,24 @@ UNREADABLE = {
         {"layer_types": ["linear_attention"] * 32},
         "at least one attention",
     ),
+    "no heads": (
+        "olmo_hybrid",
+        {"num_attention_heads": 0},
+        "config.json is not one of olmo_hybrid: float division",
+    ),
+    "a word for a size": ("delta_net", {"hidden_size": "x"}, "hidden_size is 'x', expected a whole number"),
+    "no size": ("gated_deltanet", {"head_dim": None}, "head_dim is None, expected a whole number"),
+    "a truth value for a size": ("delta_net", {"vocab_size": True}, "vocab_size is True, expected a whole"),
+    "a word for a number": ("delta_net", {"norm_eps": "x"}, "norm_eps is 'x', expected a number above 0"),
+    "a rank that is none": ("mamba", {"time_step_rank": "x"}, "time_step_rank is 'x', expected a whole"),
+    "a dtype that is none": ("mamba", {"dtype": []}, "config.json is not one of mamba: list index"),
+    "attention that is no table": ("delta_net", {"attn": 7}, "7 stands where a table of settings"),
+    "attention without layers": ("delta_net", {"attn": {"num_heads": 2}}, "expected num_heads and layers"),
+    "attention behind the end": (
+        "gated_deltanet",
+        {"attn": {"num_heads": 2, "layers": [21]}},
+        "layers has 21, expected numbers from 0 to 20",
+    ),
     "no weights": ("mamba", {}, "weights cannot be read"),
 }
 

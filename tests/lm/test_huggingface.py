@@ -149,6 +149,53 @@ def test_padding_on_either_side_leaves_logits_as_they_are(model, keep):
                 torch.testing.assert_close(logits[b][real], expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("padded", [False, True])
+def test_embedded_inputs_give_what_their_tokens_give(model, padded):
+    tokens, mask = random_tokens(2, 9), torch.ones(2, 9, dtype=torch.long)
+    mask[0, :4] = 0 if padded else 1
+    embedded = model.get_input_embeddings()(tokens).detach().requires_grad_()
+    given = {"attention_mask": mask}
+    expected = model(tokens, **given).logits
+    torch.testing.assert_close(model(inputs_embeds=embedded, **given).logits, expected)
+    options = given | {"max_new_tokens": 5, "pad_token_id": 0, "num_beams": 2}
+    text = model.generate(tokens, **options)[:, 9:]
+    assert torch.equal(model.generate(inputs_embeds=embedded, **options), text)
+    copy.deepcopy(model).train()(inputs_embeds=embedded, labels=tokens, **given).loss.backward()
+    assert torch.equal(embedded.grad.abs().sum(-1)[:, :8] > 0, mask[:, :8].bool())
+
+
+def test_a_conversation_goes_on_from_the_cache_of_its_last_turn(model):
+    options = {"max_new_tokens": 5, "pad_token_id": 0}
+    turn = model.generate(random_tokens(2, 7), return_dict_in_generate=True, **options)
+    tokens = torch.cat([turn.sequences, random_tokens(2, 3)], dim=1)
+    continued = model.generate(tokens, past_key_values=turn.past_key_values, **options)
+    assert torch.equal(continued, model.generate(tokens, **options))
+
+
+@pytest.mark.parametrize("size", [1, 3, 4])
+def test_a_prompt_read_in_parts_gives_the_same_text(model, size):
+    tokens, mask = random_tokens(2, 9), torch.ones(2, 9, dtype=torch.long)
+    options = {"max_new_tokens": 5, "pad_token_id": 0, "attention_mask": mask}
+    for padding in (0, 2) if size > 2 else (0,):
+        mask[0, :padding] = 0
+        cache = StateCache(len(model.model.blocks))
+        parts = model.generate(tokens, past_key_values=cache, prefill_chunk_size=size, **options)
+        assert torch.equal(parts, model.generate(tokens, **options))
+    mask[0, -1] = 0  # the last part, where parts are of 4, is one token of padding
+    if size == 4:
+        cache = StateCache(len(model.model.blocks))
+        with pytest.raises(UserError, match="row 0 of attention_mask is all padding"):
+            model.generate(tokens, past_key_values=cache, prefill_chunk_size=size, **options)
+
+
+def test_the_arguments_that_adapters_pass_as_none_are_taken(deltanet):
+    """As the forward of PEFT's PeftModelForCausalLM does."""
+    tokens = random_tokens(2, 5)
+    names = ("inputs_embeds", "output_attentions", "output_hidden_states", "return_dict", "position_ids")
+    logits = deltanet(input_ids=tokens, **dict.fromkeys(names)).logits
+    assert torch.equal(logits, deltanet(tokens).logits)
+
+
 def test_the_loss_is_that_of_transformers_in_training_and_evaluation(model):
     tokens = random_tokens(2, 9)
     labels = tokens.masked_fill(torch.rand(2, 9, generator=torch.Generator().manual_seed(0)) < 0.3, -100)
@@ -242,7 +289,7 @@ def test_the_size_of_a_cache_does_not_depend_on_the_length(deltanet):
 def test_saved_models_load_by_the_auto_classes(model, tmp_path):
     tokens = random_tokens(2, 9)
     model.save_pretrained(tmp_path)
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="sdpa")
     assert type(loaded) is StateTrackForCausalLM
     assert torch.equal(loaded(tokens).logits, model(tokens).logits)
     tied = model.config.tie_word_embeddings
@@ -336,6 +383,16 @@ def test_bad_input_is_explained(deltanet):
         deltanet(tokens, past_key_values=transformers.DynamicCache())
     with pytest.raises(UserError, match="hidden states"):
         deltanet(tokens, output_hidden_states=True)
+    with pytest.raises(UserError, match="position_ids and cu_seq_lens_q are not taken"):
+        deltanet(tokens, position_ids=torch.arange(5)[None])
+    with pytest.raises(UserError, match="token_type_ids not known"):
+        deltanet(tokens, token_type_ids=tokens)
+    with pytest.raises(UserError, match="neither of input_ids and inputs_embeds"):
+        deltanet()
+    with pytest.raises(UserError, match=r"\(batch, time, d_model\) = \(batch, time, 16\)"):
+        deltanet(inputs_embeds=torch.randn(2, 5, 7))
+    with pytest.raises(ValueError, match="assisted generation is not supported with stateful models"):
+        deltanet.generate(tokens[:1], assistant_model=deltanet, max_new_tokens=2)
     with pytest.raises(UserError, match="3 classes"):
         StateTrackForCausalLM.from_model(Model(BACKBONES["mamba"], 5, 3))
 

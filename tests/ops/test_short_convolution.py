@@ -136,3 +136,25 @@ def test_a_step_of_decoding_is_the_last_step_of_the_whole(bias):
             x[:, -1:], weight, bias, silu=True, initial_state=x[:, -4:-1].mT, backend="reference"
         )
     torch.testing.assert_close(step, whole[:, -1:])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("shape", [{}, {"T": 1}, {"T": 2, "bias": False}, {"T": 77, "C": 3, "width": 7}])
+def test_without_gradients_the_result_is_the_same(shape, dtype):
+    """Without gradients a sum over taps takes the place of conv1d, on a CPU."""
+    x, weight, bias = (y if y is None else y.to(dtype) for y in inputs(**shape))
+    before = x.clone()
+    for packing in ({}, {"cu_seqlens": torch.tensor([0, 1, x.shape[1]])}):
+        rows = x[:1] if packing else x
+        expected = short_convolution(rows.clone().requires_grad_(), weight, bias, silu=True, **packing)
+        with torch.no_grad():
+            y = short_convolution(rows, weight, bias, silu=True, **packing)
+        assert y.dtype == expected.dtype
+        torch.testing.assert_close(y, expected.detach())
+    assert torch.equal(x, before)
+
+
+def test_without_gradients_autocast_has_its_own_dtype():
+    x, weight, bias = inputs()
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        assert short_convolution(x, weight, bias).dtype == torch.bfloat16

@@ -178,7 +178,7 @@ class Model(nn.Module):
     boundaries of sequences packed in one row of tokens (1, N). With `targets`, of the logits' shape but for
     classes, the loss is returned instead of logits: the sum of the cross-entropy over targets other than
     -100, a float32 scalar, without all logits in memory at once. Without `read_out`, what the head would read
-    is returned, (B, T, d_model).
+    is returned, (B, T, d_model). `tokens` may also be what the embedding would give, (B, T, d_model).
 
     Packed sequences start from the given states, (S, ...) for S sequences, or from empty ones. With
     `packed_states` their last states are returned, to decode with: model(next_tokens (S, 1), states).
@@ -219,11 +219,7 @@ class Model(nn.Module):
     ) -> tuple[Tensor, list[Any]]:
         packing = self._packing(packing, packed_states)
         require_tensors("Model", tokens=tokens)
-        if tokens.ndim != 2:
-            raise UserError(
-                f"Model: tokens has shape {tuple(tokens.shape)}, expected (batch, time). One sequence is "
-                "tokens[None]."
-            )
+        _check_tokens(tokens, self.config.d_model)
         if state is not None and len(state) != len(self.blocks):
             raise UserError(
                 f"Model: {len(state)} states for {len(self.blocks)} layers, expected what forward returned."
@@ -276,6 +272,8 @@ class Model(nn.Module):
 
     def _embed(self, tokens: Tensor) -> Tensor:
         """The embedding. The op has a faster gradient, and none of the options of nn.Embedding."""
+        if tokens.ndim == 3:  # embedded by the caller
+            return tokens
         table = self.embedding
         if may_read(nn.Embedding, table) and _has_no_options(table):
             return embedding(tokens, table.weight)
@@ -326,12 +324,22 @@ class Model(nn.Module):
         return ", ".join([*shown, f"parameters={parameters:,}", f"tied={self.config.tied}"])
 
 
+def _check_tokens(tokens: Tensor, d_model: int) -> None:
+    if tokens.ndim == 3 and tokens.is_floating_point() and tokens.shape[2] == d_model:
+        return
+    if tokens.ndim != 2:
+        raise UserError(
+            f"Model: tokens has shape {tuple(tokens.shape)}, expected (batch, time), or for embeddings "
+            f"(batch, time, d_model) = (batch, time, {d_model}). One sequence is tokens[None]."
+        )
+
+
 def _mask(attention_mask: Tensor, tokens: Tensor, packing: Packing | None) -> Tensor:
     """(B, T), True at real tokens."""
     if packing is not None:
         raise UserError("Model: give either attention_mask or packing: packed sequences have no padding.")
     check_shape(
-        "Model", "attention_mask", attention_mask, tuple(tokens.shape), "(batch, time), as of tokens,"
+        "Model", "attention_mask", attention_mask, tuple(tokens.shape[:2]), "(batch, time), as of tokens,"
     )
     return attention_mask.bool()
 

@@ -59,13 +59,13 @@ def run_model_padded(
 ) -> tuple[Tensor, list[Any]]:
     """What `Model.forward` returns for a batch with padding, and the states after the last token of each row.
 
-    tokens, mask, targets (B, T); mask is True at real tokens. Logits are at the positions `at` (B, n), all if
-    None, and 0 at padding. Rows are packed into one, without padding; models that cannot take packed
-    sequences get them one by one.
+    tokens, mask, targets (B, T); mask is True at real tokens. Tokens may be embedded, (B, T, d_model). Logits
+    are at the positions `at` (B, n), all if None, and 0 at padding. Rows are packed into one, without
+    padding; models that cannot take packed sequences get them one by one.
     """
     refuse_empty_rows("Model", mask)
     if at is None:
-        at = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
+        at = torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape[:2])
     # (B, T): the index of every real token among the real tokens of its row
     index = (mask.long().cumsum(1) - 1).clamp(min=0)
     places, run = index.gather(1, at), _model_packed if packs else _model_row_by_row

@@ -17,6 +17,7 @@ from statetrack.errors import UserError, unknown_name
 from statetrack.files import save_tensors, write_json, write_text
 from statetrack.integrations.huggingface.families import FAMILIES
 from statetrack.integrations.huggingface.families.family import Family, Weights, to_ours, to_theirs
+from statetrack.integrations.huggingface.families.settings import check_settings
 from statetrack.integrations.huggingface.modeling import StateTrackForCausalLM
 from statetrack.integrations.huggingface.tokenizer import fast_tokenizer
 from statetrack.layers import Model
@@ -89,6 +90,7 @@ def _read_family(folder: Path, given: dict[str, Any]) -> Checkpoint:
             f"or {EXPORTED}."
         )
     settings = _settings(folder, family, given)
+    check_settings(str(folder / "config.json"), settings)
     config = family.read(settings)
     weights = family.named(config, _their_weights(folder, tied=config.tied))
     config, weights = family.after_reading(config, to_ours(str(folder), family.names(config), weights))
@@ -103,11 +105,10 @@ def _settings(folder: Path, family: Family, given: dict[str, Any]) -> dict[str, 
         return {**family.defaults, **given}
     given = {name: value for name, value in given.items() if name not in ("model_type", "auto_map")}
     try:
-        config = AutoConfig.for_model(family.model_type, **given)
+        return AutoConfig.for_model(family.model_type, **given).to_dict()
     except Exception as error:  # transformers has many kinds
-        reason = str(error).strip().splitlines()[-1].strip()
+        reason = (str(error).strip().splitlines() or [repr(error)])[-1].strip()
         raise UserError(f"{folder / 'config.json'} is not one of {family.name}: {reason}") from None
-    return config.to_dict()
 
 
 def _their_weights(folder: Path, *, tied: bool) -> Weights:

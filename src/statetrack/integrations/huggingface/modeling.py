@@ -39,6 +39,7 @@ class StateTrackForCausalLM(PreTrainedModel, GenerationMixin):
     accepts_loss_kwargs = True  # Trainer passes `num_items_in_batch`
     _tied_weights_keys = {"model.head.weight": "model.embedding.weight"}  # noqa: RUF012
     _no_split_modules = ["Block"]  # noqa: RUF012
+    _supports_sdpa = True  # attention layers call it, whatever attn_implementation says
     _is_stateful = True  # no method of generation may take tokens back
     config: StateTrackConfig
 
@@ -69,7 +70,7 @@ class StateTrackForCausalLM(PreTrainedModel, GenerationMixin):
 
     def forward(
         self,
-        input_ids: Tensor,
+        input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         past_key_values: StateCache | None = None,
         labels: Tensor | None = None,
@@ -79,18 +80,22 @@ class StateTrackForCausalLM(PreTrainedModel, GenerationMixin):
         return_dict: bool | None = None,
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
+        inputs_embeds: Tensor | None = None,
+        **others: Any,
     ) -> CausalLMOutputWithPast | tuple:
         """`labels` (B, T) are shifted here: position t is scored on labels[:, t + 1]; -100 does not count.
 
         `attention_mask` (B, T) is 0 at padding, on either side; as everywhere in transformers it does not
         change `labels`. `logits_to_keep`: an integer n for the last n positions (0: all), or positions (n,)
-        or (B, n).
+        or (B, n). `inputs_embeds` (B, T, hidden_size) takes the place of `input_ids`.
         """
+        _refuse(others)
         if output_attentions or output_hidden_states:
             raise UserError("StateTrackForCausalLM: it returns neither attentions nor hidden states.")
         if use_cache is None:
             use_cache = self.config.use_cache and not self.training
-        run = partial(self._run, input_ids, attention_mask, past_key_values, use_cache)
+        tokens = _one_of(input_ids, inputs_embeds)
+        run = partial(self._run, tokens, attention_mask, past_key_values, use_cache)
         loss, logits = None, None
         if labels is None:
             logits, states = run(keep=logits_to_keep)
@@ -105,7 +110,7 @@ class StateTrackForCausalLM(PreTrainedModel, GenerationMixin):
         cache = None
         if use_cache:
             cache = StateCache(len(self.model.blocks)) if past_key_values is None else past_key_values
-            cache.update_states(states, input_ids.shape[1])
+            cache.update_states(states, tokens.shape[1])
         parts: dict[str, Any] = {"loss": loss, "logits": logits, "past_key_values": cache}
         output = CausalLMOutputWithPast(**parts)
         as_object = self.config.return_dict if return_dict is None else return_dict
@@ -128,9 +133,13 @@ class StateTrackForCausalLM(PreTrainedModel, GenerationMixin):
         # a mask of positions to keep, as transformers has it: all logits, then those asked for
         return (result[keep] if isinstance(keep, Tensor) and keep.dtype == torch.bool else result), states
 
-    def prepare_inputs_for_generation(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        inputs = super().prepare_inputs_for_generation(*args, **kwargs)  # type: ignore[misc]
-        if inputs.get("past_key_values") is not None and inputs["input_ids"].shape[1] == 1:
+    def prepare_inputs_for_generation(  # type: ignore[override]
+        self, *args: Any, inputs_embeds: Tensor | None = None, **kwargs: Any
+    ) -> dict[str, Any]:
+        # `generate` looks for the name inputs_embeds in this signature
+        inputs = super().prepare_inputs_for_generation(*args, inputs_embeds=inputs_embeds, **kwargs)  # type: ignore[misc]
+        # the step after a prompt, not a prompt or a part of it that is one token long
+        if kwargs.get("next_sequence_length") == 1 and not kwargs.get("is_first_iteration"):
             inputs.pop("attention_mask", None)  # a generated token is no padding; to look would stall a GPU
         return inputs
 
@@ -191,6 +200,31 @@ class StateTrackForCausalLM(PreTrainedModel, GenerationMixin):
         """Nothing: transformers would copy this file beside saved weights; the shim takes its place."""
 
 
+def _one_of(input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
+    given = [x for x in (input_ids, inputs_embeds) if x is not None]
+    if len(given) != 1:
+        raise UserError(
+            f"StateTrackForCausalLM: {'both' if given else 'neither'} of input_ids and inputs_embeds given, "
+            "expected one of them."
+        )
+    return given[0]
+
+
+def _refuse(options: dict[str, Any]) -> None:
+    """Refuse options of other models by name; None is as good as not given."""
+    given = [name for name, value in options.items() if value is not None]
+    if "position_ids" in given or "cu_seq_lens_q" in given:
+        raise UserError(
+            "StateTrackForCausalLM: position_ids and cu_seq_lens_q are not taken: positions count from the "
+            "first real token of a row. For padded rows give attention_mask; for packed sequences call "
+            "`model.model(tokens, packing=...)`."
+        )
+    if given:
+        raise UserError(
+            f"StateTrackForCausalLM: {', '.join(given)} not known. See help(type(model).forward)."
+        )
+
+
 def _shifted(labels: Tensor) -> Tensor:
     """The targets of all positions: the labels one position later, -100 at the last."""
     return F.pad(labels[:, 1:], (0, 1), value=-100)
@@ -206,10 +240,10 @@ def _padding(attention_mask: Tensor | None, tokens: Tensor, use_cache: bool) -> 
     if attention_mask.ndim != 2 or attention_mask.shape[0] != tokens.shape[0]:
         raise UserError(
             f"attention_mask has shape {tuple(attention_mask.shape)}, expected (batch, time) = "
-            f"{tuple(tokens.shape)}."
+            f"{tuple(tokens.shape[:2])}."
         )
     mask = attention_mask[:, -tokens.shape[1] :].bool()  # in generation it covers the tokens before, too
-    if mask.shape != tokens.shape:
+    if mask.shape != tokens.shape[:2]:
         raise UserError(
             f"attention_mask has {attention_mask.shape[1]} columns, expected those of input_ids, "
             f"{tokens.shape[1]}, or more."
@@ -220,7 +254,7 @@ def _padding(attention_mask: Tensor | None, tokens: Tensor, use_cache: bool) -> 
 
 def _positions(keep: int | Tensor, tokens: Tensor) -> Tensor | None:
     """`logits_to_keep` as positions (B, n); None for all."""
-    batch, T = tokens.shape
+    batch, T = tokens.shape[:2]
     if isinstance(keep, int):
         if keep < 0:
             raise UserError(f"logits_to_keep is {keep}, expected 0 (all) or more.")

@@ -67,7 +67,8 @@ def mlstm(
     kept, since only the size of n_t . q_t divides it. m_t follows the sizes, log |a_t|, and is a constant for
     the gradient, which is exact at a_t = 0 too. Without a normaliser there is no m either, and the mLSTM is
     `gated_linear_attention`: docs/gates.md. NaN or infinity at step t leaves earlier outputs alone on a CPU;
-    inside `statetrack.checked()` it is refused, with the first bad step.
+    on a GPU, other outputs of the same chunk may become NaN with it. Inside `statetrack.checked()` it is
+    refused, with the first bad step.
 
     Returns h (B, T, H, V) in the dtype of v, and the last state, an `MLSTMCell` of C (B, H, K, V), n (B, H,
     K) and m (B, H) in float32 (float64 if q is), which a later call takes as `initial_state`. `backend` is

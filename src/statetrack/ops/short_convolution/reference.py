@@ -1,4 +1,4 @@
-"""The short convolution by `torch.nn.functional.conv1d`: the definition other backends are tested against."""
+"""The short convolution in plain PyTorch: the definition other backends are tested against."""
 
 import functools
 import itertools
@@ -39,6 +39,9 @@ def short_convolution_reference(
         return torch.cat(
             [short_convolution_reference(s, weight, bias, None, silu=silu) for s in sequences], 1
         )
+    if initial_state is None and _by_taps(x, weight):
+        y = _sum_of_taps(x, weight, bias)
+        return F.silu(y, inplace=True) if silu else y
     C, width = weight.shape
     x = x.mT
     x = (
@@ -47,11 +50,33 @@ def short_convolution_reference(
         else torch.cat([initial_state.to(x.dtype), x], dim=-1)
     )
     if x.shape[-1] == width and not torch.is_grad_enabled():  # decoding: conv1d takes five times as long
-        y = (x * weight).sum(-1)[:, None]
-        y = y if bias is None else y + bias
+        exact = torch.promote_types(x.dtype, torch.float32)  # as conv1d sums
+        y = (x.to(exact) * weight).sum(-1)[:, None]
+        y = (y if bias is None else y + bias).to(x.dtype)
     else:
         y = F.conv1d(x, weight[:, None], bias, groups=C).mT
     return F.silu(y) if silu else y
+
+
+def _by_taps(x: Tensor, weight: Tensor) -> bool:
+    """Whether a sum over taps takes less time than conv1d: on a CPU, where nothing is differentiated.
+
+    Halves, and autocast, go to conv1d, which sums in float32.
+    """
+    if x.device.type != "cpu" or x.dtype != weight.dtype or x.dtype.itemsize < 4:
+        return False
+    return not torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu")
+
+
+def _sum_of_taps(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """One pass over x (B, T, C) for each tap: a tenth of the time of PyTorch's depthwise convolution."""
+    taps = weight.mT.contiguous()
+    y = x * taps[-1]
+    if bias is not None:
+        y += bias
+    for i in range(1, min(len(taps), x.shape[1])):
+        y[:, i:].addcmul_(x[:, :-i], taps[-1 - i])
+    return y
 
 
 def convolved_split_reference(
