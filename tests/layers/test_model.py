@@ -9,7 +9,7 @@ from torch import nn
 
 from statetrack.errors import UserError
 from statetrack.layers import PRESETS, DeltaNetConfig, Model, build, model_config
-from statetrack.layers.model import GeGLU, SwiGLU
+from statetrack.layers.mlp import GeGLU, SwiGLU
 from statetrack.layers.norm import RMSNorm
 from statetrack.tasks import IGNORE, answer_positions, task
 

@@ -9,7 +9,7 @@ import torch
 from statetrack.layers import AttentionConfig, DeltaNetConfig, build
 from statetrack.layers.attention import rotate
 from statetrack.layers.fusion import fused
-from statetrack.layers.model import SwiGLU
+from statetrack.layers.mlp import SwiGLU
 
 
 def test_mamba_logits_equal_those_of_transformers_on_the_same_weights():

@@ -7,6 +7,7 @@ from statetrack.layers.baselines import (
     DiagonalToy,
     DiagonalToyConfig,
 )
+from statetrack.layers.block import ModelConfig
 from statetrack.layers.deltanet import DeltaNet, DeltaNetConfig
 from statetrack.layers.gla import GLA, GLAConfig
 from statetrack.layers.hgrn2 import HGRN2, HGRN2Config
@@ -16,7 +17,7 @@ from statetrack.layers.mamba2 import Mamba2, Mamba2Config
 from statetrack.layers.mamba3 import Mamba3, Mamba3Config
 from statetrack.layers.mixer import Mixer, MixerConfig, Packing
 from statetrack.layers.mlstm import MLSTM, MLSTMConfig
-from statetrack.layers.model import Model, ModelConfig
+from statetrack.layers.model import Model
 from statetrack.layers.presets import PRESETS, SIZED_PRESETS, build, model_config, register_mixer
 from statetrack.layers.ranges import extended_range
 from statetrack.layers.sizes import count_parameters

@@ -8,6 +8,7 @@ from statetrack.config import register, register_kind
 from statetrack.errors import UserError
 from statetrack.layers.attention import AttentionConfig
 from statetrack.layers.baselines import DenseTransitionConfig, DiagonalToyConfig
+from statetrack.layers.block import ModelConfig
 from statetrack.layers.deltanet import DeltaNetConfig
 from statetrack.layers.gla import GLAConfig
 from statetrack.layers.hgrn2 import HGRN2Config
@@ -17,7 +18,7 @@ from statetrack.layers.mamba2 import Mamba2Config
 from statetrack.layers.mamba3 import Mamba3Config
 from statetrack.layers.mixer import MixerConfig
 from statetrack.layers.mlstm import MLSTMConfig
-from statetrack.layers.model import Model, ModelConfig
+from statetrack.layers.model import Model
 from statetrack.layers.sizes import ALIASES, MIXERS, SIZES, attention_for, sized_presets
 from statetrack.layers.slstm import SLSTMConfig
 from statetrack.peer_options import unknown_option

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from statetrack.layers.attention import AttentionConfig
+from statetrack.layers.block import ModelConfig
 from statetrack.layers.deltanet import DeltaNetConfig
 from statetrack.layers.gla import GLAConfig
 from statetrack.layers.hgrn2 import HGRN2Config
@@ -20,7 +21,7 @@ from statetrack.layers.mamba import MambaConfig
 from statetrack.layers.mamba2 import Mamba2Config
 from statetrack.layers.mamba3 import Mamba3Config
 from statetrack.layers.mixer import MixerConfig
-from statetrack.layers.model import Model, ModelConfig
+from statetrack.layers.model import Model
 
 VOCABULARY = 32_000  # of the published DeltaNets, and of the parameter counts in the docs
 HEAD_DIM = 64  # of attention, Mamba-2 and Mamba-3

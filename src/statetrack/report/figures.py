@@ -1,6 +1,7 @@
 """Figures, drawn from results; no model is loaded."""
 
 import io
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -54,6 +55,20 @@ def save(figure, kind: str) -> bytes:
     with matplotlib.rc_context({"svg.hashsalt": "statetrack"}):  # else an SVG has random names inside
         figure.savefig(buffer, format=kind, metadata=metadata)
     return buffer.getvalue()
+
+
+def plain_logarithmic_ticks(axis) -> None:
+    """Where the axis spans at most two powers of ten: 0.1, 0.5, 1 instead of powers."""
+    from matplotlib import ticker
+
+    low, high = axis.get_ylim()
+    decades = math.log10(high / low)
+    if decades > 2:
+        return
+    between = (1.0, 2.0, 5.0) if decades > 0.5 else tuple(range(1, 10))
+    axis.yaxis.set_major_locator(ticker.LogLocator(subs=between))
+    axis.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.yaxis.set_minor_formatter(ticker.NullFormatter())
 
 
 def accuracy_against_length(panels: Sequence[Panel], title: str) -> bytes:

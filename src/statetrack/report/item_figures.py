@@ -204,25 +204,11 @@ def learning_curves(results: ItemResults) -> bytes:
         axis.set_title(panel, fontsize=10)
         axis.set(xlabel="training step", yscale="log")
         axis.locator_params(axis="x", nbins=4, integer=True)  # numbers of steps are long
-        _plain_logarithmic_ticks(axis)
+        figures.plain_logarithmic_ticks(axis)
         drawing.tidy(axis)
     axes[0].set_ylabel("training loss (nats)")
     _legend(figure, handles, panels)
     return figures.save(figure, "svg")
-
-
-def _plain_logarithmic_ticks(axis) -> None:
-    """Where the axis spans at most two powers of ten: 0.1, 0.5, 1 instead of powers."""
-    from matplotlib import ticker
-
-    low, high = axis.get_ylim()
-    decades = math.log10(high / low)
-    if decades > 2:
-        return
-    between = (1.0, 2.0, 5.0) if decades > 0.5 else tuple(range(1, 10))
-    axis.yaxis.set_major_locator(ticker.LogLocator(subs=between))
-    axis.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
-    axis.yaxis.set_minor_formatter(ticker.NullFormatter())
 
 
 def loss_band(seeds: Sequence[Result]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
