@@ -85,8 +85,8 @@ def test_the_page_says_yes_where_the_papers_findings_are_in_the_data(tmp_path):
     assert "**Yes, as in the paper**" in page
     assert "| C | DeltaNet [-1,1] is better on code | **yes** | d = -0.0500" in page
     for name in ("training", "position-deltanet", "differences-deltanet", "spectrum"):
-        assert (tmp_path / "page" / f"{name}.png").stat().st_size > 1000
-        assert f"({name}.png)" in page
+        assert (tmp_path / "page" / f"{name}.svg").stat().st_size > 1000
+        assert f"({name}.svg)" in page
 
 
 def test_the_page_says_no_where_the_data_say_the_opposite(tmp_path):

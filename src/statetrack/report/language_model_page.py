@@ -45,7 +45,7 @@ def write_language_models(results_folder: Path, out: Path) -> Path:
     results = read_results(results_folder)
     found = differences(results)
     for name, figure in _figures(results, found):
-        write_atomically(out / f"{name}.png", [figures.save(figure, "png")])
+        write_atomically(out / f"{name}.svg", [figures.save(figure, "svg")])
     write_text(out / "README.md", page_text(results, found))
     return out / "README.md"
 
@@ -82,7 +82,7 @@ def _page(results: LanguageModelResults, found: Differences, judged: Sequence[Ve
 
 def _training(results: LanguageModelResults) -> Iterable[str]:
     yield "## Training\n"
-    yield "![Training loss of all runs](training.png)\n"
+    yield "![Training loss of all runs](training.svg)\n"
     lines = []
     for r in results.runs:
         steps = r.rows[-1]["step"] if r.rows else 0
@@ -100,7 +100,7 @@ def _training(results: LanguageModelResults) -> Iterable[str]:
             if r.done
         }
     )
-    yield "".join(f"Machine: {machine}.\n" for machine in machines)
+    yield "Carried out on:\n\n" + "".join(f"- {machine}\n" for machine in machines)
 
 
 def _losses(results: LanguageModelResults, found: Differences) -> Iterable[str]:
@@ -158,7 +158,7 @@ def _spectrum(results: LanguageModelResults) -> Iterable[str]:
     if not wide:
         yield "Not measured: no model with [-1,1] is there.\n"
         return
-    yield "![Share of eigenvalues below 0 by layer and set](spectrum.png)\n"
+    yield "![Share of eigenvalues below 0 by layer and set](spectrum.svg)\n"
     splits = list(results.perplexities.layouts)
     lines = [
         [name, *(f"{_share(uses, split):.1%}" for split in splits), f"{_share(uses):.1%}"]
@@ -246,4 +246,4 @@ def _models(found: Differences) -> list[str]:
 
 
 def _file(model: str, what: str) -> str:
-    return f"{what}-{model.lower()}.png"
+    return f"{what}-{model.lower()}.svg"
