@@ -28,7 +28,8 @@ def read_automaton(given: AutomatonOptions) -> tuple[str, DFA]:
         raise UserError(f"--alphabet belongs to --regex; --{chosen[0]} brings its own.")
     if given.regex is not None:
         if given.alphabet is None:
-            raise UserError("--regex needs the letters it is over: --alphabet ab.")
+            letters = "".join(sorted(set(filter(str.isalnum, given.regex)))) or "ab"
+            raise UserError(f"--regex needs the letters it is over, here perhaps --alphabet {letters}.")
         return given.regex or "the empty word", DFA.from_regex(given.regex, given.alphabet)
     if given.dfa is not None:
         return given.dfa.name, DFA.load(given.dfa)
