@@ -27,7 +27,7 @@ def shown(capsys, *arguments):
     [
         (["explain"], "found none"),
         (["explain", "--regex", "a", "--group", "S3", "--alphabet", "a"], "found --regex and --group"),
-        (["explain", "--regex", "a"], "--alphabet ab"),
+        (["explain", "--regex", "a"], "--alphabet a."),
         (["explain", "--group", "S3", "--alphabet", "ab"], "--alphabet belongs to --regex"),
         (["explain", "--regex", "a(b", "--alphabet", "ab"], "never closed at position 1. a(b ^"),
         (["explain", "--dfa", "/nowhere.json"], "cannot be read"),

@@ -33,8 +33,7 @@ def _curves(results: ItemResults, rows: list[Row]):
     """One panel per task, one legend for all: seeds thin, their mean thick."""
     panels = list(dict.fromkeys(row.run.panel for row in rows))
     families = drawing.families_of([row.run for row in rows])
-    legend_rows = -(-len({row.run.label for row in rows}) // _legend_columns(panels))
-    figure = figures.new_figure(max(5.5, 3.6 * len(panels)), 3.7 + 0.22 * legend_rows)
+    figure = figures.new_figure(max(5.5, 3.6 * len(panels)), 3.7)
     axes = figure.subplots(1, max(1, len(panels)), squeeze=False, sharey=True)[0]
     handles = {}
     for axis, panel in zip(axes, panels):
@@ -47,16 +46,13 @@ def _curves(results: ItemResults, rows: list[Row]):
 
 
 def _legend(figure, handles: dict, panels: list[str]) -> None:
-    """One legend under all panels, with handles long enough to show the dashes."""
+    """One legend under all panels, with handles long enough for the dashes; the figure grows by its rows."""
     if handles:
         fitting = int(13 * figure.get_figwidth()) // (9 + max(map(len, handles)))  # by their characters
-        columns = max(1, min(_legend_columns(panels), len(handles), fitting))
+        columns = max(1, min(4, 1 + len(panels), len(handles), fitting))
+        figure.set_figheight(figure.get_figheight() + 0.22 * -(-len(handles) // columns))
         place = "outside lower center"
         figure.legend(handles.values(), handles, loc=place, ncols=columns, fontsize=8, handlelength=3.4)
-
-
-def _legend_columns(panels: list[str]) -> int:
-    return min(4, 1 + len(panels))
 
 
 def _curve(axis, row: Row, style: dict, band: bool = False):
@@ -188,7 +184,7 @@ def learning_curves(results: ItemResults) -> bytes:
     rows = [row for row in summarise(results) if row.chosen]
     panels = list(dict.fromkeys(row.run.panel for row in rows))
     families = drawing.families_of([row.run for row in rows])
-    figure = figures.new_figure(max(5.5, 3.6 * len(panels)), 3.6)
+    figure = figures.new_figure(max(5.5, 3.6 * len(panels)), 3.2)
     axes = figure.subplots(1, max(1, len(panels)), squeeze=False)[0]
     handles = {}
     for axis, panel in zip(axes, panels):
