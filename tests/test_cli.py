@@ -214,9 +214,9 @@ def test_bench_compares_with_peers_and_measures_memory(tmp_path, monkeypatch, ca
     import torch
 
     import statetrack.bench.cpu_report as bench
-    from statetrack.bench.cases import DeltaRuleCase, GatedCase, KdaCase, SelectiveScanCase
+    from statetrack.bench.cases import DeltaRuleCase, GatedCase, GatedDeltaCase, KdaCase, SelectiveScanCase
 
-    gated = [case(1, 16, 1, 8) for case in (GatedCase, KdaCase)]
+    gated = [case(1, 16, 1, 8) for case in (GatedCase, KdaCase, GatedDeltaCase)]
     cases = [SelectiveScanCase(1, 16, 8, 4), DeltaRuleCase(1, 16, 1, 8), *gated]
     monkeypatch.setattr(bench, "CPU_CASES", cases)
     monkeypatch.setattr(bench, "growth_cases", lambda: [[DeltaRuleCase(1, T, 1, 8) for T in (8, 16)]])
@@ -226,15 +226,17 @@ def test_bench_compares_with_peers_and_measures_memory(tmp_path, monkeypatch, ca
     finally:
         torch.set_num_threads(threads)
     rows = json.loads((tmp_path / "bench.json").read_text())["comparisons"]
-    assert [row["peer"] for row in rows] == ["mambapy"] + 3 * ["transformers"]
+    assert [row["peer"] for row in rows] == ["mambapy"] + 4 * ["transformers"]
     assert all(row["speedup"] > 0 and row["peer_bytes"] >= 0 for row in rows)
-    assert [row.get("sign_cost", 0) > 0 for row in rows] == [True, False, True, True]
+    assert [row.get("sign_cost", 0) > 0 for row in rows] == [True, False, True, True, True]
     shown = capsys.readouterr().out
     assert "us per token" in shown
     assert "as a multiple of its time in [0,1]" in shown
 
 
-@pytest.mark.parametrize("kind", ["SelectiveScanCase", "DeltaRuleCase", "GatedCase", "KdaCase"])
+@pytest.mark.parametrize(
+    "kind", ["SelectiveScanCase", "DeltaRuleCase", "GatedCase", "KdaCase", "GatedDeltaCase"]
+)
 def test_bench_peers_compute_what_we_compute(kind):
     """A benchmark of two different functions would be worth nothing."""
     import torch

@@ -93,6 +93,14 @@ def test_gates_outside_the_range_are_refused():
         compile_gates(DFA.from_permutations(machines.A5))
 
 
+def test_an_automaton_that_is_not_minimal_is_named_where_its_minimal_one_needs_no_group():
+    """Three states in a ring, all accepting: the language is all words, and the ring is a group of three."""
+    ring = DFA("a", {"a": [1, 2, 0]}, 0, [0, 1, 2])
+    with pytest.raises(UserError, match=r"not minimal: dfa.minimal\(\) may need less"):
+        compile_gates(ring, "[0,1]")
+    assert compile_gates(ring.minimal(), "[0,1]").states("aaaa") == ring.minimal().run("aaaa")
+
+
 ONE_LAYER = {  # [0,1], [-1,1], unit circle
     "[ab]*b[ab]": ("yes", "yes", "yes"),
     "[ab]*a": ("yes", "yes", "yes"),
@@ -127,16 +135,19 @@ def test_one_diagonal_layer(pattern):
     assert answers(dfa)["diagonal unit circle, 1 layer"] == ONE_LAYER[pattern][2]
 
 
-@pytest.mark.parametrize(
-    "pattern", [pattern for pattern, (_, signed, _) in ONE_LAYER.items() if signed == "yes"]
-)
+# Pairs of signs: each of three letters flips two of them or one, and the third is the product of the others.
+DEPENDENT_SIGNS = DFA.from_permutations({"a": (1, 0, 3, 2), "b": (2, 3, 0, 1), "c": (3, 2, 1, 0)})
+SIGNED = {pattern: DFA.from_regex(pattern, "ab") for pattern, found in ONE_LAYER.items() if found[1] == "yes"}
+
+
+@pytest.mark.parametrize("name", [*SIGNED, "dependent signs"])
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_signed_diagonal_layer_is_one_of_deltanet_with_heads_of_width_one(pattern, backend):
+def test_a_signed_diagonal_layer_is_one_of_deltanet_with_heads_of_width_one(name, backend):
     """1 - beta is the gate and beta v what is written: why `explain` says yes to DeltaNet in such a row."""
-    dfa = DFA.from_regex(pattern, "ab").minimal()
+    dfa = SIGNED.get(name, DEPENDENT_SIGNS).minimal()
     network = compile_one_layer(dfa, "[-1,1]")
     letters = machines.random_word(random.Random(2), dfa, 500)
-    tokens = torch.tensor([["ab".index(letter) for letter in letters]])
+    tokens = torch.tensor([[dfa.alphabet.index(letter) for letter in letters]])
     beta, write = 1 - network.gate[tokens], network.write[tokens]
     assert beta.min() >= 0
     assert beta.max() <= 2
@@ -149,6 +160,38 @@ def test_a_signed_diagonal_layer_is_one_of_deltanet_with_heads_of_width_one(patt
     assert [dfa.start, *states] == dfa.run(letters)
     assert answers(dfa)["DeltaNet [-1,1], 1 layer"] == "yes"
     assert answers(dfa)["DeltaNet with rotations, 1 layer"] == "yes"
+
+
+# (a class, one that contains it): what the first tracks, the second does
+CONTAINED = [
+    ("diagonal [0,1]", "DeltaNet [0,1]"),
+    ("DeltaNet [0,1]", "DeltaProduct_2 [0,1]"),
+    ("DeltaProduct_2 [0,1]", "DeltaProduct_k [0,1], k > 2"),
+    ("diagonal [0,1]", "diagonal [-1,1]"),
+    ("diagonal [-1,1], 1 layer", "diagonal [-1,1]"),
+    ("diagonal [-1,1], 1 layer", "diagonal unit circle, 1 layer"),
+    ("diagonal [-1,1], 1 layer", "DeltaNet [-1,1], 1 layer"),
+    ("diagonal [-1,1]", "diagonal unit circle"),
+    ("diagonal unit circle, 1 layer", "diagonal unit circle"),
+    ("DeltaNet [-1,1], 1 layer", "DeltaNet with rotations, 1 layer"),
+    ("DeltaNet [-1,1], 1 layer", "DeltaNet [-1,1], 2 layers"),
+]
+
+
+def test_no_class_is_said_to_track_less_than_one_that_it_contains():
+    rng = random.Random(7)
+    three_signs = {
+        letter: tuple(q ^ bits for q in range(8)) for letter, bits in zip("abcd", (1, 2, 4, 7), strict=True)
+    }
+    groups = [machines.symmetric(4), machines.Q8, machines.A5, machines.dihedral(4), three_signs]
+    automata = [DEPENDENT_SIGNS, *map(DFA.from_permutations, groups)]
+    automata += [machines.random_dfa(rng, most_states=5) for _ in range(40)]
+    for dfa in automata:
+        found = answers(dfa)
+        for smaller, larger in CONTAINED:
+            pair = (found[smaller], found[larger])
+            assert pair[0] != "yes" or pair[1] == "yes", (dfa, smaller, larger, pair)
+            assert pair[1] != "no" or pair[0] == "no", (dfa, smaller, larger, pair)
 
 
 def test_words_that_a_layer_merges_and_weights_of_a_layer_exclude_each_other():

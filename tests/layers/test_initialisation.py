@@ -57,6 +57,14 @@ def test_step_sizes_of_gated_deltanet_start_log_uniform_in_0001_to_01():
     assert_log_uniform_steps(mixer.decay_bias)
 
 
+def test_a_rotating_deltanet_starts_near_deltanet():
+    """Weights of the angles are a hundredth of a Xavier draw like that of the keys, gain 2^-2.5."""
+    torch.manual_seed(0)
+    mixer = DeltaNetConfig(heads=4, eigenvalues="unit-circle").build(256, 1)
+    assert_uniform(mixer.to_angle.weight.detach(), *(0.01 * s * (6 / 384) ** 0.5 / 2**2.5 for s in (-1, 1)))
+    assert_uniform(mixer.to_k.weight.detach(), *(s * (6 / 512) ** 0.5 / 2**2.5 for s in (-1, 1)))
+
+
 def test_step_sizes_of_mamba_start_log_uniform_in_0001_to_01():
     torch.manual_seed(0)
     mixer = MambaConfig(expand=MANY, d_state=1).build(1, 1)

@@ -164,8 +164,9 @@ def compile_gates(
 
         compile_gates(DFA.from_regex("(b*ab*a)*b*", "ab"), "[-1,1]").states("abba")
 
-    They exist in [0,1] if the language is star-free, in [-1,1] if all groups inside are 2-groups, and on the
-    unit circle if they are solvable; otherwise this is an error (docs/theory.md).
+    They exist in [0,1] if there are no groups inside (of a minimal automaton: the language is star-free), in
+    [-1,1] if all groups inside are 2-groups, and on the unit circle if they are solvable; otherwise this is
+    an error (docs/theory.md). States that the language does not tell apart count: `dfa.minimal()` has none.
     """
     if eigenvalues not in RANGES:
         raise unknown_name("compile_gates: eigenvalues", eigenvalues, RANGES)
@@ -175,9 +176,16 @@ def compile_gates(
     if RANGES.index(network.gates) > RANGES.index(eigenvalues):
         raise UserError(
             f"compile_gates: gates in {eigenvalues} are not enough, the groups inside need {network.gates}. "
-            "`statetrack explain` says why."
+            + _why(dfa)
         )
     return network
+
+
+def _why(dfa: DFA) -> str:
+    """What to do about groups that the gates cannot track."""
+    if dfa.minimal().n_states < dfa.trimmed().n_states:
+        return "The automaton is not minimal: dfa.minimal() may need less."
+    return "`statetrack explain` says why."
 
 
 def _root(c: int, modulus: int) -> complex:

@@ -208,10 +208,7 @@ def deltanet_one(f: Facts) -> Answer:
         return "yes", "a scalar: beta = 0 keeps it, beta = 1 overwrites it", "Eq. 1", True, None
     if n == 2:
         return "yes", "a scalar: beta = 0, 1 and 2 keep, overwrite and flip it", "Eq. 1", True, None
-    if not f.analysis.is_group and f.signed_one[0] == "yes":
-        reason = "one diagonal layer is enough, and heads of width 1 make one"
-        return "yes", reason, "follows from diagonal [-1,1], 1 layer", True, None
-    witness = letter_witness(f.minimal)
+    witness = letter_witness(f.minimal) if f.signed_one[0] != "yes" else None
     if witness is not None:
         return (
             "no",
@@ -228,6 +225,9 @@ def deltanet_one(f: Facts) -> Answer:
         commute = all(multiply(g, h) == multiply(h, g) for g in f.permutations for h in f.permutations)
         if commute and f.analysis.monoid_size == 2 ** len(set(f.permutations)):
             return "yes", "independent signs: every letter flips its own coordinate", "Theorem 3", True, None
+    if f.signed_one[0] == "yes":
+        reason = "one diagonal layer is enough, and heads of width 1 make one"
+        return "yes", reason, "follows from diagonal [-1,1], 1 layer", True, None
     return _open("no letter has a period above 2, and no single reflections were found for them")
 
 

@@ -169,6 +169,7 @@ class KdaCase:
     eigenvalues: str = "[0,1]"
 
     peer_name = "transformers"
+    gate_axes = 4  # (B, T, H, K): one per key channel
 
     @property
     def name(self) -> str:
@@ -179,7 +180,7 @@ class KdaCase:
         shape = (self.B, self.T, self.H, self.d)
         q, k, v, do = (torch.randn(shape, generator=generator) for _ in range(4))
         beta = 2 * torch.rand(shape[:3], generator=generator)
-        g = -torch.rand(shape, generator=generator)
+        g = -torch.rand(shape[: self.gate_axes], generator=generator)
         return [x.requires_grad_() for x in (q, k, v, beta, g)], do
 
     def ours(self, backend: str = "auto") -> Work:
@@ -199,8 +200,28 @@ class KdaCase:
         return lambda: rule(q, k, v, g, beta, use_qk_l2norm_in_kernel=True)[0].backward(do)
 
 
-Case = DeltaRuleCase | SelectiveScanCase | GatedCase | KdaCase | XlstmCase
-KINDS = {cls.__name__: cls for cls in (DeltaRuleCase, SelectiveScanCase, GatedCase, KdaCase, XlstmCase)}
+@dataclass(frozen=True)
+class GatedDeltaCase(KdaCase):
+    """The same with one gate per head (Gated DeltaNet); the peer is the chunk rule of Qwen3-Next."""
+
+    gate_axes = 3  # (B, T, H)
+
+    @property
+    def name(self) -> str:
+        return f"gated_delta B{self.B} T{self.T} H{self.H} d{self.d}"
+
+    def peer(self) -> Work:
+        name = "transformers.models.qwen3_next.modeling_qwen3_next"
+        rule = require(name, extra="bench", for_="comparing with transformers").torch_chunk_gated_delta_rule
+        (q, k, v, beta, g), do = self._inputs()
+        return lambda: rule(q, k, v, g, beta, use_qk_l2norm_in_kernel=True)[0].backward(do)
+
+
+Case = DeltaRuleCase | SelectiveScanCase | GatedCase | KdaCase | GatedDeltaCase | XlstmCase
+KINDS = {
+    cls.__name__: cls
+    for cls in (DeltaRuleCase, SelectiveScanCase, GatedCase, KdaCase, GatedDeltaCase, XlstmCase)
+}
 
 CPU_CASES: list[Case] = [
     SelectiveScanCase(8, 512, 256, 16),
@@ -212,6 +233,8 @@ CPU_CASES: list[Case] = [
     GatedCase(1, 2048, 8, 64),
     KdaCase(8, 512, 4, 32),
     KdaCase(1, 2048, 4, 32),
+    GatedDeltaCase(8, 512, 8, 64),
+    GatedDeltaCase(1, 2048, 8, 64),
     XlstmCase(64, 40, "mlstm"),
     XlstmCase(64, 40, "slstm"),
 ]

@@ -85,7 +85,7 @@ SIZES = {
         ),
         replace(word_problems.EVALUATION, eval_samples=512, eval_batch=64),
         longest=256,
-        seeds=1,
+        seeds=3,  # one seed says little: whether a solution is exact beyond the trained length varies with it
     ),
     "paper": Size(word_problems.PAPER_TRAINING, word_problems.EVALUATION, longest=500, seeds=1),
 }
@@ -103,7 +103,7 @@ _ALWAYS = ("Not in the paper, except DeltaNet and Mamba on S5, Z60 and arithmeti
 DIFFERENCES = {
     "smoke": ("2 steps at width 8: nothing is learned, the machinery is tried.", *_ALWAYS),
     "quick": (
-        "Parity only: 300 steps of batch 64 on 2 to 32 bits at lr 1e-2, width 32, one seed; up to 256 bits.",
+        "Parity only: 300 steps of batch 64 on 2 to 32 bits at lr 1e-2, width 32; up to 256 bits.",
         *_ALWAYS,
     ),
     "paper": ("The protocol of the group word problems of App. E.2, one seed.", PRECISION, *_ALWAYS),

@@ -150,16 +150,16 @@ class DeltaNet(Mixer):
         if config.eigenvalues == "unit-circle":
             pairs = divide("DeltaNet", self.K, 2, "channels of a rotation")
             self.to_angle = nn.Linear(d_model, self.heads * pairs, bias=False)
-            with (
-                torch.no_grad()
-            ):  # starts near DeltaNet: with angles all over the circle parity is not learned
-                self.to_angle.weight *= 0.01
         self.output_gate = nn.Linear(d_model, values, bias=False) if config.output_gate else None
         self.norm = RMSNorm(self.V, eps=config.head_norm_eps)
         self.to_out = nn.Linear(values, d_model, bias=False)
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.xavier_uniform_(module.weight, gain=2**-2.5)
+        if self.to_angle is not None:
+            # starts near DeltaNet: with angles all over the circle parity is not learned
+            with torch.no_grad():
+                self.to_angle.weight *= 0.01
 
     def forward(
         self,
