@@ -7,7 +7,9 @@ import pytest
 
 from statetrack.cli import main
 from statetrack.errors import UserError
+from statetrack.experiments.registry import ITEMS
 from statetrack.experiments.tab_chomsky import PARITY
+from statetrack.report import drawing
 from statetrack.report.build import write_report
 from statetrack.report.drawing import interval
 from statetrack.report.item_figures import learning_curves, loss_band, lower_limit
@@ -192,3 +194,11 @@ def test_the_accuracy_axis_reaches_below_every_curve(pretend, score, limit):
     """Scaled accuracy is negative below guessing; such a curve is drawn, not cut off."""
     folder = pretend("fig-parity", "quick", lambda run: score)
     assert lower_limit(summarise(read_index(folder))) == pytest.approx(limit)
+
+
+def test_every_family_of_an_item_has_a_look_of_its_own():
+    """Fourteen settings have seven colours and seven markers: a colour comes again with another marker."""
+    runs = [run for run in ITEMS["ours-length"].runs("paper") if run.spec.seed == 0]
+    families = drawing.families_of(runs)
+    looks = {run.family: tuple(map(str, drawing.look(run, families).values())) for run in runs}
+    assert len(families) == len(set(looks.values())) == 14

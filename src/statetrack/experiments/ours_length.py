@@ -143,7 +143,8 @@ def _labelled(
         short = EvaluationConfig(eval_samples=4, eval_lengths=(4, 8, 16))
         spec = replace(spec, training=replace(spec.training, train_lengths=(8, 8)), evaluation=short)
     label = f"{model.label}, {name}"
-    return LabelledRun(panel, label, label, spec.resolved(), ours=True)
+    # a setting looks the same in all panels
+    return LabelledRun(panel, label, name, spec.resolved(), ours=True)
 
 
 ITEM = Item(

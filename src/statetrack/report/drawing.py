@@ -14,11 +14,11 @@ def look(run: LabelledRun, families: Sequence[str]) -> dict:
     """Colour and marker by family, dashes by eigenvalue range, hollow markers for one layer."""
     # with a single family, colours distinguish the ranges
     place = families.index(run.family) if len(families) > 1 else list(DASHES).index(run.eigenvalues)
-    colour = COLOURS[place % len(COLOURS)]
+    colour, again = COLOURS[place % len(COLOURS)], place // len(COLOURS)
     return {
         "color": colour,
         "linestyle": DASHES[run.eigenvalues],
-        "marker": MARKERS[place % len(MARKERS)],
+        "marker": MARKERS[(place + 3 * again) % len(MARKERS)],  # another one where a colour comes again
         "markerfacecolor": colour if run.spec.model.layers > 1 else "white",
     }
 
