@@ -1,10 +1,11 @@
 """Times of one linear layer of transformers, as it is and under `statetrack.accelerate`.
 
-    python tools/accelerate_times.py [width ...]
+    python tools/accelerate_times.py [width ...] [--threads N]
 
-CPU time of one thread, so that other programs on the machine count little; the smallest of several calls,
-ours and theirs in turn. The matrix products of a layer, which `accelerate` leaves alone, are timed by
-themselves: no recurrence, however fast, can make the layer faster than they are.
+CPU time of one thread, so that other programs on the machine count little; with more threads, elapsed time,
+which means something on idle cores only. The smallest of several calls, ours and theirs in turn. The matrix
+products of a layer, which `accelerate` leaves alone, are timed by themselves: no recurrence, however fast, can
+make the layer faster than they are.
 """
 
 import argparse
@@ -27,12 +28,14 @@ FAMILIES = ("olmo_hybrid", "qwen3_next", "qwen3_5_text", "mamba")
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("widths", nargs="*", type=int, default=[128, 256, 512])
-    torch.set_num_threads(1)
+    parser.add_argument("--threads", type=int, default=1)
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
     transformers.logging.set_verbosity_error()
     warnings.simplefilter("ignore")
     print("| layer | width | products | transformers | accelerated | ratio | ratio without products |")
     print("|---|---:|---:|---:|---:|---:|---:|")
-    for width in parser.parse_args().widths:
+    for width in given.widths:
         for family in FAMILIES:
             theirs, ours, products = measured(family, width)
             rest = (theirs - products) / (ours - products)
@@ -82,9 +85,10 @@ def options(family: str, width: int) -> dict:
 
 
 def seconds_of(call: Callable[[], object]) -> float:
-    start = time.process_time()
+    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+    start = clock()
     call()
-    return time.process_time() - start
+    return clock() - start
 
 
 if __name__ == "__main__":
