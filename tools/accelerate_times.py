@@ -4,8 +4,8 @@
 
 CPU time of one thread, so that other programs on the machine count little; with more threads, elapsed time,
 which means something on idle cores only. The smallest of several calls, ours and theirs in turn. The matrix
-products of a layer, which `accelerate` leaves alone, are timed by themselves: no recurrence, however fast, can
-make the layer faster than they are.
+products of a layer, which `accelerate` leaves alone, are timed by themselves: no recurrence can make
+the layer faster than they are.
 """
 
 import argparse
