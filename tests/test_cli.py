@@ -205,7 +205,7 @@ def test_demo_prints_a_table_and_writes_a_self_contained_report(tmp_path, monkey
     assert shown.count("[-1,1]") >= 3
     page = (tmp_path / "results/demo/report.html").read_text()
     assert page.count("data:image/svg+xml;base64,") == 2
-    assert shown.count("always the most frequent") == page.count("always the most frequent") == 2
+    assert shown.count("most frequent answer") == page.count("most frequent answer") == 2
     assert not any(mark in page for mark in ("http://", "https://", "<script"))
     assert (tmp_path / "results/demo/accuracy.png").read_bytes().startswith(b"\x89PNG")
 

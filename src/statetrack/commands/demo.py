@@ -19,7 +19,7 @@ from statetrack.run import run
 from statetrack.training import Options
 
 TITLE = "The same linear RNN, with and without negative eigenvalues"
-MOST_FREQUENT = "always the most frequent"  # the answer of a model that has learned nothing else
+MOST_FREQUENT = "most frequent answer"  # the answer of a model that has learned nothing else
 
 
 @dataclass(frozen=True)
