@@ -86,8 +86,8 @@ _ALWAYS = (
     "Not in the paper. Fresh training sequences every step; the test set is fixed by its own seed.",
     'The table shows the "reach": the longest length with sequence accuracy of at least 0.9.',
     "What the recipe was chosen on: rate, schedule and weight decay on the training loss of full S5; eps and "
-    "hard beta on the reach of S5 swaps, so swaps is not an untouched test of the recipe; carried states on the "
-    "reach of permutations of four items.",
+    "hard beta on the reach of S5 swaps, so swaps is not an untouched test of the recipe; carried states on "
+    "the reach of permutations of four items.",
 )
 DIFFERENCES = {
     "smoke": ("2 steps at width 8: nothing is learned, the machinery is tried.", *_ALWAYS),
