@@ -98,3 +98,13 @@ def test_auto_takes_it_on_a_cpu_and_float64_is_refused_by_name():
     assert torch.equal(mlstm(*floats)[0], mlstm(*floats, backend="native")[0])
     with pytest.raises(UserError, match="float64 is not offered there"):
         mlstm(*given, backend="native")
+
+
+@pytest.mark.filterwarnings(
+    "ignore:.*should not be instantiated:DeprecationWarning"
+)  # of torch.compile itself
+def test_it_compiles_to_one_graph():
+    floats = [x.float() for x in inputs(T=70)]
+    torch._dynamo.reset()
+    h, _ = torch.compile(mlstm, backend="eager", fullgraph=True)(*floats)
+    torch.testing.assert_close(h, mlstm(*floats)[0])

@@ -34,10 +34,12 @@ def mlstm_chunked(
     gate, after which differences of F are NaN.
     """
     h, last = _in_chunks(q, k, v, i, f, state, signed)
-    # a bad k, v or gate stays in the memory
-    if not signed and can_look(h) and not bool(last.C.detach().sum().isfinite()):
-        return mlstm_reference(q, k, v, i, f, state)
-    return h, last
+    return mlstm_reference(q, k, v, i, f, state) if not signed and is_bad(last) else (h, last)
+
+
+def is_bad(last: MLSTMCell) -> bool:
+    """Whether NaN or infinity is seen in the last memory, where a bad k, v or gate stays."""
+    return can_look(last.C) and not bool(last.C.detach().sum().isfinite())
 
 
 def _in_chunks(

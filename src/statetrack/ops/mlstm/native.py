@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from statetrack.ops.mlstm.as_attention import mlstm_as_attention
-from statetrack.ops.mlstm.chunked import CHUNK, mlstm_chunked
+from statetrack.ops.mlstm.chunked import CHUNK, is_bad, mlstm_chunked
 from statetrack.ops.mlstm.reference import MLSTMCell, mlstm_reference
 
 
@@ -25,6 +25,4 @@ def mlstm_native(
         return mlstm_chunked(q, k, v, i, f, state, signed)
     q, k, v, i, f = (x.float() for x in (q, k, v, i, f))
     h, last = mlstm_as_attention(q, k, v, i, f, state, signed, backend="native")
-    if not signed and not bool(last.C.detach().sum().isfinite()):
-        return mlstm_reference(q, k, v, i, f, state)
-    return h, last
+    return mlstm_reference(q, k, v, i, f, state) if not signed and is_bad(last) else (h, last)
