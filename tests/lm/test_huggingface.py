@@ -204,6 +204,11 @@ def test_the_loss_is_that_of_transformers_in_training_and_evaluation(model):
     torch.testing.assert_close(model(tokens, labels=labels).loss, expected)
     torch.testing.assert_close(training(tokens, labels=labels).loss, expected)
     assert training(tokens, labels=labels).logits is None
+    training.config.training_logits = True
+    with_logits = training(tokens, labels=labels)
+    torch.testing.assert_close(with_logits.loss, expected)
+    torch.testing.assert_close(with_logits.logits, model(tokens).logits)
+    training.config.training_logits = False
     by_number = training(tokens, labels=labels, num_items_in_batch=5).loss
     torch.testing.assert_close(by_number, expected * (labels[:, 1:] != -100).sum() / 5)
 

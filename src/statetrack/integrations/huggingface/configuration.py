@@ -16,7 +16,9 @@ class StateTrackConfig(PreTrainedConfig):
 
     `backbone` is kept as plain data; `model_config` reads it. `eigenvalues` repeats the range of the layers,
     so that config.json shows it at its top: "[0,1]", "[-1,1]", "mixed" for layers that differ, None for
-    layers without a choice. `context` is the length of the training sequences; it is not a limit.
+    layers without a choice. `context` is the length of the training sequences; it is not a limit. With
+    `training_logits` a call with labels returns logits in training too, for trainers that compute metrics
+    from them, at the price of the memory that they take.
     """
 
     model_type: ClassVar[str] = "statetrack"
@@ -28,6 +30,7 @@ class StateTrackConfig(PreTrainedConfig):
     backbone: dict[str, Any] | ModelConfig | None = None
     context: int = 2048
     use_cache: bool = True
+    training_logits: bool = False
     tie_word_embeddings: bool = False
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None

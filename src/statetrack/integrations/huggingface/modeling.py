@@ -99,7 +99,7 @@ class StateTrackForCausalLM(PreTrainedModel, GenerationMixin):
         loss, logits = None, None
         if labels is None:
             logits, states = run(keep=logits_to_keep)
-        elif self.training:
+        elif self.training and not self.config.training_logits:
             loss, states = run(targets=_shifted(labels))
         else:
             logits, states = run()
