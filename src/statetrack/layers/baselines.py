@@ -120,9 +120,11 @@ class DiagonalToy(Mixer):
             return run_padded("DiagonalToy", self, x, attention_mask, state)
         a, b = self._a(x), at_least_float32(self.to_b(x))
         h = torch.zeros_like(b[:, 0]) if state is None else state
-        b = torch.cat([b[:, :1] + (a[:, 0] * h)[:, None], b[:, 1:]], dim=1)
-        h = _diagonal_scan(a, b)
-        return h.to(x.dtype), h[:, -1]
+        states = []
+        for a_t, b_t in zip(a.unbind(1), b.unbind(1)):
+            h = torch.addcmul(b_t, a_t, h)
+            states.append(h)
+        return torch.stack(states, dim=1).to(x.dtype), h
 
     def extra_repr(self) -> str:
         """The eigenvalue range."""
@@ -135,13 +137,3 @@ class DiagonalToy(Mixer):
     def transition_eigenvalues(self, x: Tensor, state: Tensor | None = None) -> Tensor:
         """(B, T, d_model)."""
         return self._a(x)
-
-
-def _diagonal_scan(a: Tensor, b: Tensor) -> Tensor:
-    """h_t = a_t h_{t-1} + b_t along axis 1, by recursive doubling in log2(T) vectorised steps."""
-    shift, T = 1, a.shape[1]
-    while shift < T:
-        b = torch.cat([b[:, :shift], b[:, shift:] + a[:, shift:] * b[:, :-shift]], dim=1)
-        a = torch.cat([a[:, :shift], a[:, shift:] * a[:, :-shift]], dim=1)
-        shift *= 2
-    return b
