@@ -123,6 +123,9 @@ def test_a_recipe_changes_defaults_and_flags_change_the_recipe(capsys):
     assert mamba.to_dict()["training"] == long["training"] | {
         name: plain["training"][name] for name in ("initial_states", "carried_batches")
     }
+    for mixer in ("gla", "gated-deltanet", "kda", "deltanet-rotating"):  # those that have a gate or angles
+        gated = read_arguments(["--recipe", "long", "--mixer", mixer, "--steps", "4", "--batch", "4"])[1]
+        assert gated.model.mixer.gate == "hard"
     with pytest.raises(UserError, match="recipe 'short' is not known"):
         read_arguments(["--recipe", "short"])
 

@@ -1,10 +1,10 @@
 """Training settings by name, for `statetrack train --recipe NAME`.
 
-long    For trackers that are to stay right far beyond the training length: betas that reach their bounds, so
-        that reflections can be exact; a large rate that decays to zero, without weight decay; an eps of AdamW
-        above the gradients that rounding leaves once a task is learned. DeltaNets on group word problems
-        also go on with a sequence from batch to batch while their answers are right. docs/length.md has the
-        measurements.
+long    For trackers that are to stay right far beyond the training length: betas and gates that reach their
+        bounds, so that reflections can be exact; a large rate that decays to zero, without weight decay; an
+        eps of AdamW above the gradients that rounding leaves once a task is learned. DeltaNets on group word
+        problems also go on with a sequence from batch to batch while their answers are right. docs/length.md
+        has the measurements.
 """
 
 from dataclasses import dataclass, field, replace
@@ -36,11 +36,16 @@ class Recipe:
 
     def build(self, model: ModelConfig) -> ModelConfig:
         """The model with the recipe's options in each of its mixers that has them."""
-        mixers = tuple(
-            replace(mixer, **{name: x for name, x in self.mixer.items() if hasattr(mixer, name)})  # type: ignore[type-var]
-            for mixer in model.mixers or (model.mixer,)
-        )
+        given: tuple[Any, ...] = model.mixers or (model.mixer,)
+        mixers = tuple(replace(mixer, **self.options_of(mixer)) for mixer in given)
         return replace(model, mixer=mixers[0], mixers=mixers if model.mixers else ())
+
+    def options_of(self, mixer: Any) -> dict[str, Any]:
+        """The recipe's options that a mixer's config has; `gate` says nothing about a plain DeltaNet."""
+        found = {name: x for name, x in self.mixer.items() if hasattr(mixer, name)}
+        if not getattr(mixer, "gated", True) and mixer.eigenvalues != "unit-circle":
+            found.pop("gate", None)
+        return found
 
 
 def _can_carry(task: Task, model: ModelConfig) -> bool:
@@ -63,7 +68,7 @@ RECIPES = {
             "weight_decay": 0.0,
             "eps": 1e-6,
         },
-        mixer={"beta": "hard"},
+        mixer={"beta": "hard", "gate": "hard"},
         carrying={"initial_states": "carried-right", "carried_batches": 64},
     )
 }

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -48,6 +48,8 @@ class TrainingConfig:
     centred_gradient: bool = added(False)  # gradients of the logits that sum to zero in spite of rounding
     z_loss: float = added(0.0)  # times the squared log of the softmax's denominator, added to the loss
     label_smoothing: float = added(0.0)  # e: the probability asked for is 1 - e + e / classes, not 1
+    # times the mean of 1 - e^2 over the eigenvalues e = 1 - beta and gates of delta rules, added to the loss
+    isometry: float = added(0.0)
     # where training sequences start: an empty state, noise, or the state in which the last batch ended
     # ("carried-right": where every answer in it was right)
     initial_states: Literal["empty", "noise", "carried", "carried-right"] = added("empty")
@@ -147,6 +149,7 @@ def _check(spec: RunSpec) -> None:
         "final_lr": 0,
         "eps": 0,
         "z_loss": 0,
+        "isometry": 0,
         "state_noise": 0,
         "carried_batches": 1,
         "select_every": 1,
@@ -198,10 +201,15 @@ def _check_length_options(spec: RunSpec) -> None:
     for name, known in given.items():
         if getattr(t, name) not in known:
             raise unknown_name(f"training: {name}", getattr(t, name), known)
-    if (t.centred_gradient or t.z_loss or t.label_smoothing) and spec.task.labels == "next":
+    if (t.centred_gradient or t.z_loss or t.label_smoothing or t.isometry) and spec.task.labels == "next":
         raise UserError(
-            "training: centred_gradient, z_loss and label_smoothing are for tasks with classes, not for "
-            f"{kind}. Leave them out."
+            "training: centred_gradient, z_loss, label_smoothing and isometry are for tasks with classes, "
+            f"not for {kind}. Leave them out."
+        )
+    if t.isometry and not _reports_norm_loss(spec.model, spec.task.vocab_size, spec.task.n_classes):
+        raise UserError(
+            f"training: isometry is {t.isometry}, which needs a layer of the delta rule: DeltaNet, "
+            "DeltaProduct, Gated DeltaNet or KDA. Choose one of them, or leave isometry out."
         )
     if not 0 <= t.label_smoothing < 1:
         raise UserError(f"training: label_smoothing is {t.label_smoothing}, expected at least 0 and below 1.")
@@ -224,5 +232,16 @@ def _check_length_options(spec: RunSpec) -> None:
 @lru_cache(maxsize=4096)  # the runs of a sweep share a few models
 def _check_model(config: ModelConfig, vocab_size: int, n_classes: int) -> None:
     """Widths that do not fit are the layers' to refuse; on the meta device that costs no memory."""
+    _on_meta(config, vocab_size, n_classes)
+
+
+@lru_cache(maxsize=4096)
+def _reports_norm_loss(config: ModelConfig, vocab_size: int, n_classes: int) -> bool:
+    """Whether a mixer of the model reports what `training.isometry` is computed from."""
+    blocks: Any = _on_meta(config, vocab_size, n_classes).blocks
+    return any(getattr(block.mixer, "reports_norm_loss", False) for block in blocks)
+
+
+def _on_meta(config: ModelConfig, vocab_size: int, n_classes: int) -> Model:
     with torch.device("meta"):
-        Model(config, vocab_size, n_classes)
+        return Model(config, vocab_size, n_classes)

@@ -94,8 +94,7 @@ def _model(name: str, chosen: Task, options: dict[str, Any], recipe: str | None)
     """The named model with the options that are left; an unknown one is answered with all there are."""
     preset = model_config(name)
     if recipe is not None:
-        of_mixers = recipes.recipe(recipe).mixer.items()
-        options = {key: x for key, x in of_mixers if key in _names(preset.mixer)} | options
+        options = recipes.recipe(recipe).options_of(preset.mixer) | options
     known = _names(preset, preset.mixer, TrainingConfig, EvaluationConfig, chosen)
     known += ["attention_every", *(_names(AttentionConfig) if "attention_every" in options else [])]
     for option in options:

@@ -62,6 +62,12 @@ SPECS = {
         replace(TRAINING, initial_states="carried", lr=2e-4),
         EVALUATION,
     ),
+    "hard gates, isometry": RunSpec(
+        task("s5-swaps"),
+        model_config("kda", beta="hard", gate="hard"),
+        replace(TRAINING, isometry=0.003, lr=2e-4),
+        EVALUATION,
+    ),
     "carried while right": RunSpec(
         task("s5-swaps"),
         model_config("deltanet", beta="hard"),

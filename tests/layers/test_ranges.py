@@ -93,5 +93,15 @@ def test_wrong_extensions_are_refused():
         extended_range(narrow("deltanet"), "function")
     with pytest.raises(UserError, match="Did you mean 'weights'"):
         extended_range(narrow("deltanet"), "weight")  # type: ignore[arg-type]
+    for case, options in {
+        "deltanet": {"beta": "hard"},
+        "kda": {"beta": "hard"},
+        "gated-deltanet": {"signed_gate": True},
+        "mamba2": {"gate": "hard"},
+    }.items():
+        (name, value), *_ = options.items()
+        hard = build(case, vocab_size=7, d_model=32, eigenvalues="[0,1]", **options)
+        with pytest.raises(UserError, match=f"with {name}={value!r} cannot keep its function"):
+            extended_range(hard, "function", TOKENS)
     with pytest.raises(UserError, match="DiagonalToy cannot keep its function"):
         extended_range(build("diagonal-toy", vocab_size=7, eigenvalues="[0,1]"), "function", TOKENS)

@@ -331,6 +331,16 @@ UNWRITABLE = {
         ModelConfig(replace(DELTANET, beta="hard"), norm_eps=1e-6),
         "beta is 'hard'",
     ),
+    "hard gates": (
+        "fla-gated-deltanet",
+        ModelConfig(replace(LINEAR, gate="hard"), norm_eps=1e-5),
+        "gate is 'hard'",
+    ),
+    "hard gates in OLMo": (
+        "olmo_hybrid",
+        replace(HYBRID, mixers=(replace(LINEAR, gate="hard"), ATTENTION)),
+        "gate is 'hard'",
+    ),
     "hard betas in OLMo": (
         "olmo_hybrid",
         replace(HYBRID, mixers=(replace(LINEAR, beta="hard"), ATTENTION)),

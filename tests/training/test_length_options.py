@@ -44,6 +44,7 @@ OPTIONS = {
     "carried-right": {"initial_states": "carried-right", "carried_batches": 3},
     "select": {"select": "horizon", "select_every": 3},
     "loss": {"centred_gradient": True, "z_loss": 0.01, "label_smoothing": 0.1},
+    "isometry": {"isometry": 0.1},
 }
 
 
@@ -57,7 +58,7 @@ def test_a_run_that_was_cut_ends_with_the_same_bytes(spec, name, change, run_unt
         assert (tmp_path / "cut" / file).read_bytes() == (tmp_path / "whole" / file).read_bytes()
 
 
-@pytest.mark.parametrize("name", ["noise", "carried", "loss"])
+@pytest.mark.parametrize("name", ["noise", "carried", "loss", "isometry"])
 def test_each_option_changes_the_weights_and_the_id(spec, name, change, tmp_path):
     spec = change(spec, steps=4)
     changed = change(spec, **OPTIONS[name])
@@ -213,7 +214,90 @@ def test_a_step_takes_the_loss_of_the_spec(spec, change):
     assert state.loss_sum.item() == pytest.approx(expected.item(), rel=1e-5)
 
 
+NORM_LOSSES = {
+    "deltanet": {},
+    "deltaproduct": {"householders": 3},
+    "gated-deltanet": {"gate": "hard"},
+    "kda": {"signed_gate": True, "beta": "hard"},
+    "hybrid": {"attention_every": 2},
+}
+
+
+@pytest.mark.parametrize("name", NORM_LOSSES)
+def test_isometry_adds_the_norm_that_betas_and_gates_lose_to_the_loss(spec, name, change):
+    """Against the mean of 1 - (1 - beta)^2 and of 1 - a^2 in every layer, from the weights of the layers."""
+    preset = "deltanet" if name == "hybrid" else name
+    model = model_config(preset, d_model=8, heads=2, layers=2, **NORM_LOSSES[name])
+    spec = change(replace(spec, model=model), isometry=0.25)
+    state = new_state(spec, CPU)
+    step = GraphStep(spec, state, source_of(spec, CPU), print)
+    batch = spec.task.sample(4, (6, 6), new_state(spec, CPU).generator)
+    read = []
+    hooks = [b.mixer.register_forward_pre_hook(lambda _, x: read.append(x[0])) for b in state.model.blocks]
+    loss = F.cross_entropy(state.model(batch.inputs)[0].flatten(0, 1), batch.targets.flatten())
+    for hook in hooks:
+        hook.remove()
+    lost = torch.zeros(())
+    for block, x in zip(state.model.blocks, read, strict=True):
+        if not hasattr(block.mixer, "to_beta"):
+            continue
+        share = torch.sigmoid(block.mixer.to_beta(x))
+        if block.mixer.hard_beta:
+            share = (1.02 * share - 0.01).clamp(0, 1)
+        lost = lost + (1 - (1 - 2 * share) ** 2).mean()
+        if name in ("gated-deltanet", "kda"):
+            source = {"decay": block.mixer.to_decay(x)} if name == "gated-deltanet" else x
+            gates = block.mixer._gates(source)
+            lost = lost + (1 - (gates["a"] if "a" in gates else gates["g"].exp()) ** 2).mean()
+    step()
+    assert lost > 0.1
+    assert state.loss_sum.item() == pytest.approx((loss + 0.25 * lost / 2).item(), rel=1e-5)
+
+
+def test_isometry_brings_betas_to_their_bounds(spec, change):
+    """With little else to learn from, after 60 steps every beta is nearer to 0 or 2 than at the start."""
+    spec = change(spec, isometry=1.0, lr=3e-2, steps=60)
+    state = new_state(spec, CPU)
+    step = GraphStep(spec, state, source_of(spec, CPU), print)
+    batch = spec.task.sample(4, (6, 6), torch.Generator().manual_seed(5))
+
+    def lost():
+        eigenvalues = torch.cat([e.flatten() for e in state.model.transition_eigenvalues(batch.inputs)])
+        return (1 - eigenvalues.square()).mean().item()
+
+    before = lost()
+    for _ in range(60):
+        step()
+    assert lost() < 0.1 * before
+
+
+def test_without_isometry_nothing_is_collected(spec):
+    from statetrack.layers.norm_loss import collected_norm_loss
+
+    model = new_state(spec, CPU).model
+    inputs = torch.zeros(1, 4, dtype=torch.int64)
+    with collected_norm_loss(model, on=False) as lost:
+        model(inputs)
+    assert lost == []
+    with collected_norm_loss(model) as lost:
+        model(inputs)
+    assert len(lost) == 2
+    model(inputs)
+    assert len(lost) == 2
+
+
+def test_isometry_is_refused_where_it_would_do_nothing(spec, small_spec, change):
+    with pytest.raises(UserError, match="needs a layer of the delta rule"):
+        change(replace(spec, model=model_config("gla", d_model=8)), isometry=0.1)
+    spec = change(spec, isometry=0.1)
+    with pytest.raises(UserError, match=r"isometry is 0\.1, which is for one process without micro-batches"):
+        check_options(spec, Options(micro_batches=2, say=lambda text: None))
+    with pytest.raises(UserError, match="computed again"):
+        check_options(spec, Options(activation_checkpointing=True, say=lambda text: None))
+
+
 WRONG = [
+    ({"isometry": -0.1}, "isometry is -0.1, expected at least 0"),
     ({"select": "best"}, "select 'best' is not known"),
     ({"initial_states": "random"}, "initial_states 'random' is not known"),
     ({"z_loss": -1.0}, "z_loss is -1.0, expected at least 0"),

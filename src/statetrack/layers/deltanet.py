@@ -1,7 +1,6 @@
 """DeltaNet, Gated DeltaNet (`gated`), DeltaProduct (`householders`), and DeltaNet with rotations."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -13,23 +12,22 @@ from statetrack.config import added
 from statetrack.errors import UserError, unknown_name
 from statetrack.layers.checks import check_eps, check_sizes, divide
 from statetrack.layers.convolution import ShortConvolution
+from statetrack.layers.convolved_qkv import ACTIVATIONS, ConvolvedQKV
 from statetrack.layers.fusion import joined_product, joins, may_read, recomputes
+from statetrack.layers.hard_gates import check_gate, chosen_gates, gate_values, hard_turn
 from statetrack.layers.initialisation import log_uniform_steps, no_weight_decay
-from statetrack.layers.mixer import Mixer, Packing, offsets, returns_states
+from statetrack.layers.mixer import Packing, offsets, returns_states
 from statetrack.layers.norm import RMSNorm, normalise
+from statetrack.layers.norm_loss import norm_loss
 from statetrack.layers.padding import run_padded
 from statetrack.layers.precision import at_least_float32, working_dtype
 from statetrack.layers.spectra import delta_spectrum
 from statetrack.ops.checks import DISC, check_eigenvalues
 from statetrack.ops.convolved_delta_rule import convolved_delta_rule
 from statetrack.ops.delta_rule import delta_rule
-from statetrack.ops.delta_rule.reference import beta_values
-from statetrack.ops.short_convolution import convolved_split
+from statetrack.ops.delta_rule.reference import BETAS, beta_values
 
-ACTIVATIONS = {"silu": F.silu, "relu": F.relu, "identity": lambda x: x}
 GATES = {"silu": F.silu, "sigmoid": torch.sigmoid}  # of the output
-
-BETAS = ("sigmoid", "hard")
 
 
 @dataclass(frozen=True)
@@ -65,6 +63,8 @@ class DeltaNetConfig:
     value_heads: int | None = added(None)
     conv_bias: bool = added(False)  # whether the short convolutions have a bias
     gate_activation: Literal["silu", "sigmoid"] = added("silu")  # of the output gate
+    # "hard": the decay of `gated` reaches its bounds, and angles are 0 or pi exactly where they are near
+    gate: Literal["smooth", "hard"] = added("smooth")
 
     def build(self, d_model: int, layers: int) -> "DeltaNet":
         return DeltaNet(self, d_model)
@@ -75,14 +75,15 @@ class DeltaNetState(NamedTuple):
     convolution: tuple[Tensor, ...] | None  # the last inputs of the three convolutions
 
 
-class DeltaNet(Mixer):
+class DeltaNet(ConvolvedQKV):
     """S_t = (I - beta_t k_t k_t^T) S_{t-1} + beta_t k_t v_t^T,  o_t = S_t^T q_t / sqrt(K), ||k_t|| = 1.
 
         q, k, v = silu(conv(W x))  by head        beta_t = sigmoid(w x_t), or 2 sigmoid(w x_t) for "[-1,1]"
         y_t = W_out norm(o_t)                     Gated DeltaNet: S_{t-1} is multiplied by exp(g_t) in (0, 1),
                                                   or by 2 exp(g_t) - 1 with `signed_gate`
 
-    With `beta="hard"`, clamp(1.02 sigmoid(z) - 0.01, 0, 1) takes the place of sigmoid(z), z = w x_t.
+    With `beta="hard"`, clamp(1.02 sigmoid(z) - 0.01, 0, 1) takes the place of sigmoid(z), z = w x_t;
+    `gate="hard"` does the like for the decay and the angles (docs/length.md).
     Shapes: x, y (B, T, d_model); the state S (B, H, K, V) in float32, K = head_dim, V = value_dim. The
     transition has eigenvalue 1 - beta_t once and 1 otherwise: in [0, 1], or in [-1, 1]. In "unit-circle"
     S_{t-1} is turned first, channels i and i + K/2 by the angle pi tanh(w_i x_t). Returns y and the state to
@@ -97,6 +98,7 @@ class DeltaNet(Mixer):
     """
 
     packs = True
+    reports_norm_loss = True
 
     def __init__(self, config: DeltaNetConfig, d_model: int):
         super().__init__()
@@ -119,6 +121,7 @@ class DeltaNet(Mixer):
         check_eps("DeltaNet", head_norm_eps=config.head_norm_eps)
         if config.signed_gate and not config.gated:
             raise UserError("DeltaNet: signed_gate is True without a gate. Set gated=True too.")
+        check_gate("DeltaNet", config.gate)
         self.config, self.heads, n = config, config.heads, config.householders
         if config.head_dim is None:
             self.K = divide("DeltaNet", d_model, config.heads, "heads")
@@ -156,8 +159,9 @@ class DeltaNet(Mixer):
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.xavier_uniform_(module.weight, gain=2**-2.5)
-        if self.to_angle is not None:
-            # starts near DeltaNet: with angles all over the circle parity is not learned
+        if self.to_angle is not None and config.gate == "smooth":
+            # starts near DeltaNet: with angles all over the circle parity is not learned. Two thirds of hard
+            # angles start at 0
             with torch.no_grad():
                 self.to_angle.weight *= 0.01
 
@@ -191,6 +195,10 @@ class DeltaNet(Mixer):
     def _rule(self, x: Tensor, state: DeltaNetState | None, packing: Packing | None):
         """Outputs of the rule, last state, next past of the convolutions, and the output gate or None."""
         q, k, v, beta, gates, gate, convolution = self._inputs(x, state, packing)
+        if self.norm_losses is not None:
+            self.norm_losses.append(norm_loss(1 - beta_values(beta, self.beta_max, self.hard_beta)))
+            if self.config.gated:
+                self.norm_losses.append(norm_loss(gate_values(gates)))
         o, S = delta_rule(
             q,
             k,
@@ -212,7 +220,7 @@ class DeltaNet(Mixer):
         config, convolutions = self.config, tuple(self.convolutions or ())
         plain = not config.gated and self.to_angle is None and self.output_gate is None
         plain = plain and config.qk_activation != "relu" and self.shared_by == 1 and not config.conv_bias
-        if not (plain and convolutions and recomputes(x)):
+        if not (plain and convolutions and recomputes(x)) or self.norm_losses is not None:
             return False
         if not may_read(ShortConvolution, *convolutions):
             return False
@@ -240,13 +248,6 @@ class DeltaNet(Mixer):
         )
         return o, S, next_past, None
 
-    def _next_past(self, qkv: Sequence[Tensor], packing: Packing | None) -> tuple[Tensor, ...] | None:
-        """The last inputs of the convolutions, where there are any and a state is returned."""
-        if self.convolutions is None or not returns_states(packing):
-            return None
-        each: Any = zip(self.convolutions, qkv, strict=True)
-        return tuple(convolution.next_state(y, None, packing) for convolution, y in each)
-
     def _controls(self, x: Tensor, state: DeltaNetState | None):
         """Inputs of the recurrence: q (B, T, H, K); k, v (B, T n, H, .); beta (B, T n, H); gates by name."""
         q, k, v, logits, gates, _, convolution = self._inputs(x, state)
@@ -273,81 +274,22 @@ class DeltaNet(Mixer):
         gates = {}
         if "decay" in others:
             g = -self.A_log.exp() * F.softplus(at_least_float32(others["decay"]) + self.decay_bias)
-            gates = {"a": 2 * g.exp() - 1} if self.signed else {"g": g}
+            gates = chosen_gates(self.config.gate, {"a": 2 * g.exp() - 1} if self.signed else {"g": g})
         if "angle" in others:
             turns = torch.tanh(at_least_float32(others["angle"]))
+            turns = hard_turn(turns) if self.config.gate == "hard" else turns
             gates["angle"] = self._shared(math.pi * turns.unflatten(-1, (self.heads, -1)))
         return gates
 
-    def _projections(self, x: Tensor, past: tuple[Tensor, ...] | None, packing: Packing | None):
-        """q, k, v after convolution and activation; the other products by name; next past."""
-        rest = {"beta": self.to_beta}
+    def _others(self) -> dict[str, nn.Linear]:
+        others = {"beta": self.to_beta}
         if self.config.gated:
-            rest["decay"] = self.to_decay
+            others["decay"] = self.to_decay
         if self.to_angle is not None:
-            rest["angle"] = self.to_angle
+            others["angle"] = self.to_angle
         if self.output_gate is not None:
-            rest["gate"] = self.output_gate
-        linears = (self.to_q, self.to_k, self.to_v, *rest.values())
-        if joins(x, *linears):
-            qkv, others, next_past = self._joined_projections(x, linears, past, packing)
-        else:
-            parts = [linear(x) for linear in linears]
-            others = parts[3:]
-            qkv, next_past = self._filtered(parts[:3], past, packing)
-        return qkv, dict(zip(rest, others, strict=True)), next_past
-
-    def _joined_projections(
-        self,
-        x: Tensor,
-        linears: Sequence[nn.Linear],
-        past: tuple[Tensor, ...] | None,
-        packing: Packing | None,
-    ):
-        """q, k, v after convolution and activation; the other products; next past. All from one product.
-
-        One more kernel splits its columns, convolves and activates, where it can: it takes no past, and has
-        no ReLU.
-        """
-        widths = [linear.out_features for linear in linears]
-        joined = joined_product(x, linears)
-        parts = joined[..., : sum(widths)].split(widths, dim=-1)
-        qkv, others = parts[:3], parts[3:]
-        convolutions: tuple[Any, ...] = tuple(self.convolutions or ())
-        if (
-            past is not None
-            or self.config.qk_activation == "relu"
-            or not may_read(ShortConvolution, *convolutions)
-        ):
-            qkv, next_past = self._filtered(qkv, past, packing)
-            return qkv, others, next_past
-        next_past = self._next_past(qkv, packing)
-        silu = self.config.qk_activation == "silu"
-        *qkv, rest = convolved_split(
-            joined,
-            (*widths[:3], sum(widths[3:])),
-            [convolution.taps for convolution in convolutions],
-            [convolution.bias for convolution in convolutions if convolution.bias is not None],
-            silu=(silu, silu, True),
-            **offsets(packing),
-        )
-        return qkv, rest.split(widths[3:], dim=-1) if len(others) > 1 else [rest], next_past
-
-    def _filtered(self, qkv: Sequence[Tensor], past: tuple[Tensor, ...] | None, packing: Packing | None):
-        """q, k, v after convolution and activation, and the next past."""
-        q, k, v = qkv
-        activation = ACTIVATIONS[self.config.qk_activation]
-        if self.convolutions is None:
-            return (activation(q), activation(k), F.silu(v)), None
-        silu = self.config.qk_activation == "silu"
-        options = {} if packing is None else {"packing": packing}
-        each = zip(self.convolutions, qkv, past or [None] * 3, (silu, silu, True), strict=True)
-        (q, k, v), next_past = zip(
-            *(convolution(y, p, silu=s, **options) for convolution, y, p, s in each), strict=True
-        )
-        if not silu:
-            q, k = activation(q), activation(k)
-        return (q, k, v), next_past if returns_states(packing) else None
+            others["gate"] = self.output_gate
+        return others
 
     def extra_repr(self) -> str:
         """What the equation depends on: the eigenvalue range, the heads, and the variant."""
@@ -367,5 +309,5 @@ class DeltaNet(Mixer):
         """(B, T, H, K): 1 - beta once and 1 elsewhere, times the gate. Complex from two factors on, and with
         rotations."""
         _, k, _, beta, gates, _ = self._controls(x, state)
-        gate = gates["g"].exp() if "g" in gates else gates.get("a")
+        gate = gate_values(gates) if self.config.gated else None
         return delta_spectrum(k, beta, gate, gates.get("angle"), self.config.householders)

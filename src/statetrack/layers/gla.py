@@ -7,7 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from statetrack.config import added
 from statetrack.layers.checks import check_eps, check_sizes, divide
+from statetrack.layers.hard_gates import check_gate, chosen_gates, gate_values
 from statetrack.layers.mixer import Mixer, Packing, offsets, returns_states
 from statetrack.layers.norm import RMSNorm, normalise
 from statetrack.layers.padding import run_padded
@@ -30,6 +32,7 @@ class GLAConfig:
     value_dim: int | None = None  # width of a value; d_model / heads when None
     gate_rank: int = 16  # the gates are a linear map of this rank
     head_norm_eps: float = 1e-5  # eps of the RMS norm of each head's output
+    gate: Literal["smooth", "hard"] = added("smooth")  # "hard": gates reach their bounds (docs/length.md)
 
     def build(self, d_model: int, layers: int) -> "GLA":
         return GLA(self, d_model)
@@ -59,6 +62,7 @@ class GLA(Mixer):
     def __init__(self, config: GLAConfig, d_model: int):
         super().__init__()
         check_eigenvalues("GLA", config.eigenvalues)
+        check_gate("GLA", config.gate)
         sizes = {"head_dim": config.head_dim, "value_dim": config.value_dim, "gate_rank": config.gate_rank}
         check_sizes("GLA", heads=config.heads, **sizes)
         check_eps("GLA", head_norm_eps=config.head_norm_eps)
@@ -104,7 +108,8 @@ class GLA(Mixer):
         """The gates (B, T, H, K) as the op takes them: `g`, their logarithm, or `a`, their value."""
         logits = at_least_float32(self.to_gate(x)).unflatten(-1, (self.heads, self.K))
         g = F.logsigmoid(logits) / NORMALISER[self.config.eigenvalues]
-        return {"g": g} if self.config.eigenvalues == "[0,1]" else {"a": 2 * g.exp() - 1}
+        gates = {"g": g} if self.config.eigenvalues == "[0,1]" else {"a": 2 * g.exp() - 1}
+        return chosen_gates(self.config.gate, gates)
 
     def extra_repr(self) -> str:
         """The eigenvalue range, and the widths of keys and values."""
@@ -113,5 +118,4 @@ class GLA(Mixer):
     @torch.no_grad()
     def transition_eigenvalues(self, x: Tensor, state: GLAState | None = None) -> Tensor:
         """(B, T, H, K): the gates, the diagonal of the transition."""
-        gates = self._gates(x)
-        return gates["a"] if "a" in gates else gates["g"].exp()
+        return gate_values(self._gates(x))

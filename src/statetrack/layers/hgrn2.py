@@ -7,7 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from statetrack.config import added
 from statetrack.layers.checks import check_eps, check_sizes, divide
+from statetrack.layers.hard_gates import check_gate, chosen_gates, gate_values, hard_share
 from statetrack.layers.mixer import Mixer, Packing, offsets, returns_states
 from statetrack.layers.norm import RMSNorm, normalise
 from statetrack.layers.padding import run_padded
@@ -23,6 +25,7 @@ class HGRN2Config:
     heads: int = 4  # number of heads, each with a state (K, K), K = d_model / heads
     eigenvalues: Literal["[0,1]", "[-1,1]"] = "[-1,1]"  # range of the eigenvalues: gates s or 2 s - 1
     norm_eps: float = 1e-5  # eps of the RMS norm of the outputs
+    gate: Literal["smooth", "hard"] = added("smooth")  # "hard": gates reach their bounds (docs/length.md)
 
     def build(self, d_model: int, layers: int) -> "HGRN2":
         return HGRN2(self, d_model)
@@ -51,6 +54,7 @@ class HGRN2(Mixer):
     def __init__(self, config: HGRN2Config, d_model: int):
         super().__init__()
         check_eigenvalues("HGRN2", config.eigenvalues)
+        check_gate("HGRN2", config.gate)
         check_sizes("HGRN2", heads=config.heads)
         check_eps("HGRN2", norm_eps=config.norm_eps)
         self.config, self.heads = config, config.heads
@@ -74,7 +78,7 @@ class HGRN2(Mixer):
         logits = self._logits(x)
         o, S = gated_linear_attention(
             q,
-            torch.sigmoid(-logits),  # 1 - s
+            self._written(logits),
             v,
             **self._gates(logits),
             initial_state=None if state is None else state.S,
@@ -90,8 +94,16 @@ class HGRN2(Mixer):
     def _gates(self, logits: Tensor) -> dict[str, Tensor]:
         """The gates as the op takes them: `g`, their logarithm, or `a`, their value."""
         if self.config.eigenvalues == "[0,1]":
-            return {"g": F.logsigmoid(logits)}
-        return {"a": torch.tanh(logits / 2)}  # 2 sigmoid(x) - 1
+            gates = {"g": F.logsigmoid(logits)}
+        else:
+            gates = {"a": torch.tanh(logits / 2)}  # 2 sigmoid(x) - 1
+        return chosen_gates(self.config.gate, gates)
+
+    def _written(self, logits: Tensor) -> Tensor:
+        """1 - s: nothing where the state is kept exactly."""
+        if self.config.gate == "hard":
+            return 1 - hard_share(torch.sigmoid(logits), self.config.eigenvalues == "[-1,1]")
+        return torch.sigmoid(-logits)
 
     def extra_repr(self) -> str:
         """The eigenvalue range and the heads."""
@@ -100,5 +112,4 @@ class HGRN2(Mixer):
     @torch.no_grad()
     def transition_eigenvalues(self, x: Tensor, state: HGRN2State | None = None) -> Tensor:
         """(B, T, H, K): the gates, the diagonal of the transition."""
-        gates = self._gates(self._logits(x))
-        return gates["a"] if "a" in gates else gates["g"].exp()
+        return gate_values(self._gates(self._logits(x)))

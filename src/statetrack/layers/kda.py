@@ -7,16 +7,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from statetrack.config import added
+from statetrack.errors import unknown_name
 from statetrack.layers.checks import check_eps, check_sizes, divide
 from statetrack.layers.convolution import ShortConvolution
+from statetrack.layers.hard_gates import check_gate, chosen_gates, gate_values
 from statetrack.layers.initialisation import log_uniform_steps, no_weight_decay
 from statetrack.layers.mixer import Mixer, Packing, offsets, returns_states
 from statetrack.layers.norm import RMSNorm, normalise
+from statetrack.layers.norm_loss import norm_loss
 from statetrack.layers.padding import run_padded
 from statetrack.layers.precision import at_least_float32, working_dtype
 from statetrack.layers.spectra import delta_spectrum
 from statetrack.ops.checks import check_eigenvalues
 from statetrack.ops.delta_rule import delta_rule
+from statetrack.ops.delta_rule.reference import BETAS, beta_values
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,8 @@ class KDAConfig:
     gate_rank: int | None = None  # rank of the maps to both gates; that of a value when None
     signed_gate: bool = False  # the gates are 2 exp(g) - 1 instead of exp(g), except in "[0,1]"
     head_norm_eps: float = 1e-5  # eps of the RMS norm of each head's output
+    beta: Literal["sigmoid", "hard"] = added("sigmoid")  # "hard": beta reaches its bounds (docs/length.md)
+    gate: Literal["smooth", "hard"] = added("smooth")  # "hard": gates reach their bounds
 
     def build(self, d_model: int, layers: int) -> "KDA":
         return KDA(self, d_model)
@@ -60,10 +67,14 @@ class KDA(Mixer):
     """
 
     packs = True
+    reports_norm_loss = True
 
     def __init__(self, config: KDAConfig, d_model: int):
         super().__init__()
         check_eigenvalues("KDA", config.eigenvalues)
+        check_gate("KDA", config.gate)
+        if config.beta not in BETAS:
+            raise unknown_name("KDA: beta", config.beta, BETAS)
         check_sizes("KDA", heads=config.heads, head_dim=config.head_dim, value_dim=config.value_dim)
         check_sizes("KDA", gate_rank=config.gate_rank)
         check_sizes("KDA", 0, convolution=config.convolution)
@@ -72,6 +83,7 @@ class KDA(Mixer):
         self.K = config.head_dim or divide("KDA", d_model, config.heads, "heads")
         self.V = config.value_dim or self.K
         self.beta_max = 1.0 if config.eigenvalues == "[0,1]" else 2.0
+        self.hard_beta = config.beta == "hard"
         self.signed = config.signed_gate and config.eigenvalues != "[0,1]"
         keys, values, rank = self.heads * self.K, self.heads * self.V, config.gate_rank or self.V
         self.to_q = nn.Linear(d_model, keys, bias=False)
@@ -106,13 +118,18 @@ class KDA(Mixer):
         if attention_mask is not None:
             return run_padded("KDA", self, x, attention_mask, state, packing)
         q, k, v, convolution = self._qkv(x, state, packing)
+        logits, gates = self.to_beta(x), self._gates(x)
+        if self.norm_losses is not None:
+            self.norm_losses.append(norm_loss(1 - beta_values(logits, self.beta_max, self.hard_beta)))
+            self.norm_losses.append(norm_loss(gate_values(gates)))
         o, S = delta_rule(
             q,
             k,
             v,
-            self.to_beta(x),
-            **self._gates(x),
+            logits,
+            **gates,
             beta_from_logits=self.beta_max,
+            hard_beta=self.hard_beta,
             initial_state=None if state is None else state.S,
             output_final_state=returns_states(packing),
             use_qk_l2norm_in_kernel=True,  # ||k|| = 1 keeps the norm of the transition at most 1
@@ -139,7 +156,7 @@ class KDA(Mixer):
         """The gates (B, T, H, K) as the op takes them: `g`, their logarithm, or `a`, their value."""
         steps = F.softplus(at_least_float32(self.to_decay(x)) + self.decay_bias)
         g = -self.A_log.exp()[:, None] * steps.unflatten(-1, (self.heads, self.K))
-        return {"a": 2 * g.exp() - 1} if self.signed else {"g": g}
+        return chosen_gates(self.config.gate, {"a": 2 * g.exp() - 1} if self.signed else {"g": g})
 
     def extra_repr(self) -> str:
         """The eigenvalue range, the heads, the widths of keys and values, and whether gates have a sign."""
@@ -150,7 +167,6 @@ class KDA(Mixer):
     def transition_eigenvalues(self, x: Tensor, state: KDAState | None = None) -> Tensor:
         """(B, T, H, K): those of (I - beta k k^T) diag(a), complex with signed gates."""
         _, k, _, _ = self._qkv(x, state)
-        gates, beta = self._gates(x), self.beta_max * torch.sigmoid(at_least_float32(self.to_beta(x)))
-        if self.signed:  # always complex, whatever the signs of this input
-            return delta_spectrum(k, beta, gates["a"]) + 0j
-        return delta_spectrum(k, beta, gates["g"].exp())
+        beta = beta_values(self.to_beta(x), self.beta_max, self.hard_beta)
+        spectrum = delta_spectrum(k, beta, gate_values(self._gates(x)))
+        return spectrum + 0j if self.signed else spectrum  # complex, whatever the signs of this input

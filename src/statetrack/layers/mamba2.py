@@ -8,8 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from statetrack.config import added
 from statetrack.layers.checks import check_eps, check_sizes, divide
 from statetrack.layers.convolution import ShortConvolution
+from statetrack.layers.hard_gates import check_gate, chosen_gates, gate_values
 from statetrack.layers.initialisation import (
     log_uniform_steps,
     no_weight_decay,
@@ -36,6 +38,7 @@ class Mamba2Config:
     groups: int = 1  # number of groups of heads; those of a group share B and C
     convolution: int = 4  # width of the short convolution of x, B and C
     norm_eps: float = 1e-5  # eps of the gated RMS norm of the outputs
+    gate: Literal["smooth", "hard"] = added("smooth")  # "hard": gates reach their bounds (docs/length.md)
 
     def build(self, d_model: int, layers: int) -> "Mamba2":
         return Mamba2(self, d_model, layers)
@@ -65,6 +68,7 @@ class Mamba2(Mixer):
     def __init__(self, config: Mamba2Config, d_model: int, layers: int = 1):
         super().__init__()
         check_eigenvalues("Mamba2", config.eigenvalues)
+        check_gate("Mamba2", config.gate)
         sizes = {"d_state": config.d_state, "expand": config.expand, "groups": config.groups}
         check_sizes("Mamba2", heads=config.heads, convolution=config.convolution, **sizes)
         check_eps("Mamba2", norm_eps=config.norm_eps)
@@ -135,7 +139,8 @@ class Mamba2(Mixer):
         """The gates (B, T, H) as the op takes them: `g`, their logarithm, or `a`, their value."""
         g = -delta * at_least_float32(self.A_log).exp()
         # 2 exp(g) - 1 with one rounding
-        return {"g": g} if self.config.eigenvalues == "[0,1]" else {"a": 1 + 2 * torch.expm1(g)}
+        gates = {"g": g} if self.config.eigenvalues == "[0,1]" else {"a": 1 + 2 * torch.expm1(g)}
+        return chosen_gates(self.config.gate, gates)
 
     def extra_repr(self) -> str:
         """The eigenvalue range, the heads and the number of states of each channel."""
@@ -145,6 +150,5 @@ class Mamba2(Mixer):
     def transition_eigenvalues(self, x: Tensor, state: Mamba2State | None = None) -> Tensor:
         """(B, T, H, N): the transition of a head is its gate times the identity."""
         *_, delta, _ = self._controls(x, state)
-        gates = self._gates(delta)
-        a = gates["a"] if "a" in gates else gates["g"].exp()
+        a = gate_values(self._gates(delta))
         return a[..., None].expand(*a.shape, self.config.d_state)

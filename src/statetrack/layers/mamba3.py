@@ -8,9 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from statetrack.config import added
 from statetrack.errors import UserError
 from statetrack.layers.checks import check_eps, check_sizes, divide
+from statetrack.layers.hard_gates import check_gate, chosen_gates, gate_values, hard_rate, hard_turn
 from statetrack.layers.initialisation import (
+    inverse_softplus,
     log_uniform_steps,
     no_weight_decay,
     opposite_rows,
@@ -41,6 +44,7 @@ class Mamba3Config:
     groups: int = 1  # number of groups of heads; those of a group share B and C
     rotated: float = 0.5  # share of the state channels that turn, in "unit-circle": 0.5 or 1
     bc_norm_eps: float = 1e-5  # eps of the RMS norms of B and C
+    gate: Literal["smooth", "hard"] = added("smooth")  # "hard": gates reach their bounds (docs/length.md)
 
     def build(self, d_model: int, layers: int) -> "Mamba3":
         return Mamba3(self, d_model, layers)
@@ -62,6 +66,7 @@ class Mamba3(Mixer):
         "unit-circle"                  a = exp(Delta A), R turns pairs of channels by -Delta pi tanh(.)
         "[0,1]", "[-1,1]"              a = exp(Delta A) or 2 exp(Delta A) - 1, R = I
 
+    With `gate="hard"` states can be kept and turned exactly (docs/length.md).
     All dots are linear in x. B and C are normalised and have a bias per head; the output is W (y silu(z)).
     Shapes: x (B, T, d_model); the state S (B, H, N, P), P = expand d_model / H. Parameters have the names and
     shapes they have in mamba-ssm, so weights can be copied (its `is_outproj_norm` is False).
@@ -100,6 +105,10 @@ class Mamba3(Mixer):
                 self.dt_bias.copy_(signed_steps(torch.ones(config.heads)))  # A starts near -1
                 steps = sum(self.parts[:4])
                 opposite_rows(self.in_proj.weight[steps : steps + config.heads])
+            if self.angles and config.gate == "hard":
+                # most angles start between 0 and pi: at the published steps of 0.001 to 0.1 all would be 0
+                self.dt_bias.copy_(inverse_softplus(torch.full((config.heads,), 0.5)))
+                self.in_proj.weight[-self.angles :] *= 4
 
     def forward(
         self,
@@ -164,13 +173,15 @@ class Mamba3(Mixer):
 
     def _gates(self, delta: Tensor, rate: Tensor, angle: Tensor) -> dict[str, Tensor]:
         """The gates (B, T, H) by their logarithm or value, and the angles (B, T, H, N/2) in "unit-circle"."""
-        g = -delta * rate
-        if self.config.eigenvalues == "[-1,1]":
-            return {"a": 1 + 2 * torch.expm1(g)}
+        hard = self.config.gate == "hard"
         if not self.angles:
-            return {"g": g}
-        turn = -math.pi * torch.tanh(at_least_float32(angle))[:, :, None] * delta[..., None]
-        return {"g": g, "angle": F.pad(turn, (0, self.config.d_state // 2 - self.angles))}
+            g = -delta * rate
+            gates = {"a": 1 + 2 * torch.expm1(g)} if self.config.eigenvalues == "[-1,1]" else {"g": g}
+            return chosen_gates(self.config.gate, gates)
+        turn = torch.tanh(at_least_float32(angle))[:, :, None] * delta[..., None]
+        turn = -math.pi * (hard_turn(turn) if hard else turn)
+        angles = F.pad(turn, (0, self.config.d_state // 2 - self.angles))
+        return {"g": -delta * (hard_rate(rate) if hard else rate), "angle": angles}
 
     def extra_repr(self) -> str:
         """The eigenvalue range, the heads, the states of each channel and how many pairs of them turn."""
@@ -181,7 +192,7 @@ class Mamba3(Mixer):
     def transition_eigenvalues(self, x: Tensor, state: Mamba3State | None = None) -> Tensor:
         """(B, T, H, N): the gate of the head; in "unit-circle" times exp(+-i angle), complex."""
         *_, gates = self._controls(x)
-        a = (gates["a"] if "a" in gates else gates["g"].exp())[..., None]
+        a = gate_values(gates)[..., None]
         if "angle" not in gates:
             return a.expand(*a.shape[:-1], self.config.d_state)
         angle = torch.cat([gates["angle"], -gates["angle"]], dim=-1)
@@ -191,6 +202,7 @@ class Mamba3(Mixer):
 def _check(config: Mamba3Config, width: int) -> int:
     """Refuse sizes that do not fit; the number of pairs that turn."""
     check_eigenvalues("Mamba3", config.eigenvalues, DISC)
+    check_gate("Mamba3", config.gate)
     sizes = {"d_state": config.d_state, "expand": config.expand, "groups": config.groups}
     check_sizes("Mamba3", heads=config.heads, **sizes)
     check_eps("Mamba3", bc_norm_eps=config.bc_norm_eps)

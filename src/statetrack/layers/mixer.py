@@ -69,6 +69,8 @@ class Mixer(nn.Module, ABC):
 
     packs = False
     packs_by_padding = False
+    reports_norm_loss = False  # whether `forward` adds to `norm_losses`, for the training option isometry
+    norm_losses: list[Tensor] | None = None  # None: nobody asks (`collected_norm_loss`)
     is_recurrent = True
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:

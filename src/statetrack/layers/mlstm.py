@@ -13,6 +13,7 @@ from statetrack.layers.block_diagonal import dense_products, may_be_dense
 from statetrack.layers.checks import divide
 from statetrack.layers.convolution import ShortConvolution
 from statetrack.layers.fusion import fuses, joined_product, may_read
+from statetrack.layers.hard_gates import check_gate, chosen_gates, gate_values, hard_logits
 from statetrack.layers.headwise import HeadNorm, HeadwiseLinear, gated_heads, round_up
 from statetrack.layers.initialisation import opposite_rows, small_init, wang_init
 from statetrack.layers.mixer import Mixer, Packing, offsets, returns_states
@@ -41,6 +42,7 @@ class MLSTMConfig:
     )  # of the forget gate: sigmoid(f), 2 sigmoid(f) - 1
     # whether n divides the output. Without it the input gate is a sigmoid and no exp (Beck et al. 2025)
     normaliser: bool = added(True)
+    gate: Literal["smooth", "hard"] = added("smooth")  # "hard": forget gates reach their bounds
 
     def build(self, d_model: int, layers: int) -> "MLSTM":
         return MLSTM(self, d_model, layers)
@@ -88,6 +90,7 @@ class MLSTM(Mixer):
         if config.bias_init not in BIASES:
             raise unknown_name("MLSTM: bias_init", config.bias_init, BIASES)
         check_eigenvalues("MLSTM", config.eigenvalues)
+        check_gate("MLSTM", config.gate)
         self.config, self.heads = config, config.heads
         width = round_up(config.proj_factor * d_model)
         K = divide("MLSTM", width, config.heads, "heads")
@@ -138,6 +141,7 @@ class MLSTM(Mixer):
             assert isinstance(state, MLSTMState | None)
             cell = None if state is None else state.cell
             signed = self.config.eigenvalues == "[-1,1]"
+            f = hard_logits(f, signed) if self.config.gate == "hard" else f
             h, cell = mlstm_joined(qkv, i, f, signed=signed, initial_state=cell, **offsets(packing))
             after = None if convolution is None else MLSTMState(cell, convolution)
         else:
@@ -160,7 +164,8 @@ class MLSTM(Mixer):
 
     def _gates(self, f: Tensor) -> dict[str, Tensor]:
         """The forget gates (B, T, H) by their logarithm or, where they have a sign, by their value."""
-        return {"g": F.logsigmoid(f)} if self.config.eigenvalues == "[0,1]" else {"a": torch.tanh(f / 2)}
+        gates = {"g": F.logsigmoid(f)} if self.config.eigenvalues == "[0,1]" else {"a": torch.tanh(f / 2)}
+        return chosen_gates(self.config.gate, gates)
 
     def _controls(self, u: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q, k and v (B, T, 3, H, K) and the logits of i and f (B, T, H) from u and c = silu(conv(u))."""
@@ -190,6 +195,5 @@ class MLSTM(Mixer):
         u = self.to_up(x).chunk(2, dim=-1)[0]
         c, _ = self.convolution(u, None if state is None else state.convolution, silu=True)
         qkv, _, f = self._controls(u, c)
-        gates = self._gates(f)
-        a = gates["a"] if "a" in gates else gates["g"].exp()
+        a = gate_values(self._gates(f))
         return a[..., None].expand(qkv[:, :, 0].shape)

@@ -92,12 +92,16 @@ def _inputs_of_mixers(model: Model, tokens: Tensor) -> list[Tensor]:
 
 
 def _refit(mixer: nn.Module) -> Callable[[Any, Tensor], None]:
-    if isinstance(mixer, DeltaNet | KDA):
-        if isinstance(mixer, DeltaNet) and mixer.hard_beta:
+    config: Any = getattr(mixer, "config", None)
+    # the gates of a DeltaNet and of KDA stay as they are, unless they get a sign
+    refused = {"beta": "hard", "gate": "hard"} if isinstance(mixer, Mamba2 | Mamba3) else {"beta": "hard"}
+    for name, value in (refused | {"signed_gate": True}).items():
+        if getattr(config, name, None) == value:
             raise UserError(
-                'extended_range: a DeltaNet with beta="hard" cannot keep its function, expected '
-                'beta="sigmoid". Use keep="weights".'
+                f"extended_range: a {type(mixer).__name__} with {name}={value!r} cannot keep its function, "
+                f'expected another {name}. Use keep="weights".'
             )
+    if isinstance(mixer, DeltaNet | KDA):
         return _halve_beta
     if isinstance(mixer, Mamba | Mamba2):
         return _halve_distance

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from statetrack.layers.norm_loss import collected_norm_loss
 from statetrack.ops.adamw import RecordedAdamW, recorded_adamw
 from statetrack.ops.backends import prefers_triton
 from statetrack.ops.checks import is_checked
@@ -165,7 +166,8 @@ class GraphStep:
     ) -> tuple[Tensor, list[Any], Tensor]:
         """The loss, the states in which the sequences end, and what the model gave: logits, for classes."""
         model, training = self.half_weights or self.state.model, self.spec.training
-        with autocast(self.spec, self.device):
+        collected = collected_norm_loss(self.state.model, training.isometry > 0)
+        with autocast(self.spec, self.device), collected as lost:
             result, states = model(inputs, **options)
         if self.next_tokens is not None:  # the sum of losses
             return result / (targets != IGNORE).sum().clamp(min=1), states, result
@@ -177,6 +179,8 @@ class GraphStep:
             z_loss=training.z_loss,
             smoothing=training.label_smoothing,
         )
+        if training.isometry:
+            loss = loss + training.isometry / len(self.state.model.blocks) * torch.stack(lost).sum()
         return loss, states, result
 
     def _arguments(self, batch: Batch, states: list[Any] | None) -> tuple[Tensor, dict[str, Any], Tensor]:

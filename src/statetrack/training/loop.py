@@ -109,7 +109,12 @@ def check_options(spec: RunSpec, options: Options) -> torch.device:
             f"training: batch is {batch}, which {ranks} processes x {micros} micro-batches do not divide. "
             f"Choose a multiple of {ranks * micros}, or other numbers of them."
         )
-    alone = {"initial_states": "empty", "select": "last"}
+    if spec.training.isometry and options.activation_checkpointing:
+        raise UserError(
+            f"training: isometry is {spec.training.isometry}, which is not computed for activations that are "
+            "computed again. Leave one of the two out."
+        )
+    alone = {"initial_states": "empty", "select": "last", "isometry": 0.0}
     for name, default in alone.items():
         value = getattr(spec.training, name)
         if value != default and (ranks > 1 or micros > 1):

@@ -9,6 +9,8 @@ from statetrack.ops.checks import can_look
 from statetrack.ops.delta_rule.options import HARD_BETA_MARGIN, DeltaRuleOptions
 from statetrack.ops.gated_linear_attention.rotation import both_of_pair, rotate
 
+BETAS = ("sigmoid", "hard")  # how `beta_values` makes them of logits, for the options of layers
+
 
 def delta_rule_reference(
     q: Tensor,

@@ -153,7 +153,7 @@ def write(name: str, config: ModelConfig) -> dict[str, Any]:
     )
     expect(where, linear, householders=1, gated=name == GATED, head_norm_eps=config.norm_eps)
     expect(where, linear, eigenvalues=EIGENVALUES, signed_gate=False)
-    expect(where, linear, conv_bias=False, beta="sigmoid")
+    expect(where, linear, conv_bias=False, beta="sigmoid", gate="smooth")
     K = linear.head_dim or config.d_model // linear.heads
     V = linear.value_dim or K
     settings = {

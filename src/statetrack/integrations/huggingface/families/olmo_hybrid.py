@@ -109,7 +109,7 @@ def write(config: ModelConfig) -> dict[str, Any]:
     linear = single(where, [m for m in mixers if m != attention], DeltaNetConfig, "other layers")
     expect(where, linear, gated=True, output_gate=True, householders=1, qk_activation="silu")
     expect(where, linear, head_norm_eps=HEAD_NORM_EPS, eigenvalues=EIGENVALUES, signed_gate=False)
-    expect(where, linear, conv_bias=False, gate_activation="silu", beta="sigmoid")
+    expect(where, linear, conv_bias=False, gate_activation="silu", beta="sigmoid", gate="smooth")
     expect(where, attention, qk_norm=True, qk_norm_eps=config.norm_eps, qkv_bias=False, window=None)
     if not linear.convolution:
         raise UserError(f"{where}: convolution is 0, expected at least 1: its layers have a convolution.")

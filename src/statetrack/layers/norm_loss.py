@@ -1,0 +1,35 @@
+"""How much norm the transitions lose, for the training option `isometry`.
+
+A layer that tracks a group keeps the distances between its states, so its transitions must be isometries
+(docs/length.md). A mixer that can tell reports the eigenvalues e that it learns, 1 - beta and its gates, and
+
+    mean over tokens and heads of 1 - e^2
+
+is 0 just where all of them are 1 or -1. Only mixers of the delta rule report: there a write is part of the
+reflection and the state stays bounded. A channel of linear attention that never forgets sums up all it reads.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+
+
+@contextmanager
+def collected_norm_loss(model: nn.Module, on: bool = True) -> Iterator[list[Tensor]]:
+    """Within this block the mixers of `model` that can report add to the list; none does if `on` is False."""
+    reports: list[Tensor] = []
+    mixers: list[Any] = [m for m in model.modules() if getattr(m, "reports_norm_loss", False)] if on else []
+    for mixer in mixers:
+        mixer.norm_losses = reports
+    try:
+        yield reports
+    finally:
+        for mixer in mixers:
+            mixer.norm_losses = None
+
+
+def norm_loss(eigenvalues: Tensor) -> Tensor:
+    """The mean of 1 - e^2 over learned eigenvalues, of any shape."""
+    return (1 - eigenvalues.square()).mean()
