@@ -11,8 +11,8 @@ from statetrack.experiments.order import Order
 from statetrack.experiments.registry import ITEMS, item
 
 PAPER_RUNS = {"fig-parity": 24, "tab-chomsky": 624, "fig-chomsky-length": 624, "fig-s5": 291, "fig-z60": 30}
-PAPER_RUNS |= {"ours-length": 165}
-PAPER_RUNS |= {"ours-gates": 72, "ours-gates-arithmetic": 288}
+PAPER_RUNS |= {"ours-length": 189}
+PAPER_RUNS |= {"ours-gates": 84, "ours-gates-arithmetic": 336}
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +67,15 @@ def test_quick_gates_are_parity_at_eight_times_the_trained_length():
         assert run.spec.evaluation.eval_lengths[-1] == 8 * run.spec.training.train_lengths[1]
 
 
+def test_quick_gates_have_hard_gates_and_betas_and_isometry_beyond_the_unit_interval():
+    for run in ITEMS["ours-gates"].runs("quick"):
+        mixer, delta = run.spec.model.mixer, hasattr(run.spec.model.mixer, "beta")
+        assert getattr(mixer, "beta", "hard") == "hard"
+        assert getattr(mixer, "gate", "hard") == "hard"
+        assert run.spec.training.isometry == (0.003 if delta and run.eigenvalues != "[0,1]" else 0)
+        assert getattr(mixer, "convolution", 0) <= 1
+
+
 def test_word_problems_are_trained_as_in_appendix_e2(paper):
     protocol = [run for run in paper["fig-s5"] if run.label != fig_s5.DECAYING_LABEL]
     for run in protocol + paper["fig-z60"]:
@@ -109,6 +118,7 @@ def test_seeds_of_the_paper():
 def test_a_row_of_the_length_table_changes_one_option_of_the_base_and_the_recipe_several(paper):
     by_cell = {(run.panel, run.label.split(", ", 1)[1], run.spec.seed): run for run in paper["ours-length"]}
     options = {"eps", "centred_gradient", "z_loss", "label_smoothing", "initial_states", "select", "beta"}
+    options |= {"isometry"}
     carried = {"initial_states", "carried_batches"}
     decay = {"schedule", "warmup", "weight_decay"}
     for (panel, name, seed), run in by_cell.items():
@@ -123,6 +133,8 @@ def test_a_row_of_the_length_table_changes_one_option_of_the_base_and_the_recipe
             left_out = {"empty states": carried, "sigmoid beta": {"beta"}}
             expected = {"eps", "beta"} | lr | carried
             assert changed == expected - left_out.get(name.partition(", ")[2], set())
+        elif name == "hard beta, isometry":
+            assert changed == {"beta", "isometry"}
         elif name == "carried while right":
             assert changed == carried
         else:

@@ -52,11 +52,14 @@ class Setting:
 
 _LONG = recipe("long")
 _RECIPE = {**_LONG.training, **_LONG.carrying}
+_HARD = {"beta": "hard"}  # none of the models here has a gate
 BASE, RECIPE = "base", "recipe long"
 SETTINGS = {
     BASE: Setting(),
     "eps 1e-6": Setting({"eps": 1e-6}),
-    "hard beta": Setting({}, {"beta": "hard"}),
+    "hard beta": Setting({}, _HARD),
+    "isometry": Setting({"isometry": 0.003}),
+    "hard beta, isometry": Setting({"isometry": 0.003}, _HARD),
     "decaying rate": Setting({"schedule": "cosine", "warmup": 0.02, "weight_decay": 0.0}),
     "centred gradient": Setting({"centred_gradient": True}),
     "z-loss": Setting({"z_loss": 1e-4}),
@@ -65,8 +68,8 @@ SETTINGS = {
     "carried states": Setting({"initial_states": "carried"}),
     "carried while right": Setting(_LONG.carrying),
     "selection by horizon": Setting({"select": "horizon"}),
-    RECIPE: Setting(_RECIPE, _LONG.mixer),
-    f"{RECIPE}, empty states": Setting(_LONG.training, _LONG.mixer),
+    RECIPE: Setting(_RECIPE, _HARD),
+    f"{RECIPE}, empty states": Setting(_LONG.training, _HARD),
     f"{RECIPE}, sigmoid beta": Setting(_RECIPE),
 }
 # The protocol's constant rate and weight decay, at ten times its rate and a sixth of its steps. Full S5 is
