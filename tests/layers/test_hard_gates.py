@@ -5,7 +5,7 @@ import torch
 
 from statetrack.errors import UserError
 from statetrack.layers import build, model_config
-from statetrack.layers.hard_gates import chosen_gates, gate_values, hard_logits, hard_turn
+from statetrack.layers.hard_gates import chosen_gates, gate_values, hard_logits, hard_rate, hard_turn
 from statetrack.ops.delta_rule.reference import beta_values
 
 MIXERS = {
@@ -98,18 +98,32 @@ def test_a_turning_mamba3_keeps_and_turns_its_state_exactly():
     assert ((angle > 0) & (angle < torch.pi)).any()
 
 
-def test_gradients_are_those_of_the_formula_and_zero_beyond_the_bounds():
+def test_gradients_are_those_without_the_cut():
+    """Also beyond the bounds: a gate that starts there can leave them."""
     x = torch.tensor([-4.0, -1.0, 0.3, 2.0, 4.0], dtype=torch.float64, requires_grad=True)
     s = torch.sigmoid(x).detach()
-    below, between = torch.tensor([1.0, 1, 1, 1, 0]), torch.tensor([0.0, 1, 1, 1, 0])
-    for gate, slope in (
-        (lambda x: chosen_gates("hard", {"g": torch.nn.functional.logsigmoid(x)})["g"].exp(), 1.1 * below),
-        (lambda x: torch.sigmoid(hard_logits(x, False)), 1.1 * below),
-        (lambda x: chosen_gates("hard", {"a": torch.tanh(x / 2)})["a"] / 2, 1.2 * between),
-        (lambda x: torch.sigmoid(hard_logits(x, True)), 1.2 * between),
+    positive = 1.1 * s * (1 - s)
+    for gate, expected in (
+        (lambda x: chosen_gates("hard", {"g": torch.nn.functional.logsigmoid(x)})["g"], 1 - s),
+        (lambda x: torch.sigmoid(hard_logits(x, False)), positive),
+        (lambda x: chosen_gates("hard", {"a": torch.tanh(x / 2)})["a"] / 2, 1.2 * s * (1 - s)),
+        (lambda x: torch.sigmoid(hard_logits(x, True)), 1.2 * s * (1 - s)),
+        (lambda x: hard_turn(torch.sigmoid(x)), 1.6 * s * (1 - s)),
+        (lambda x: hard_rate(torch.sigmoid(x)), s * (1 - s)),
     ):
         (gradient,) = torch.autograd.grad(gate(x).sum(), x)
-        torch.testing.assert_close(gradient, slope * s * (1 - s))
+        torch.testing.assert_close(gradient, expected)
+
+
+@pytest.mark.parametrize(("name", "eigenvalues"), RANGES)
+def test_every_gate_learns_from_the_start(name, eigenvalues):
+    """Weights behind the gates have gradients, also where all gates are at their bounds."""
+    net = model(name, eigenvalues)
+    net(TOKENS, targets=TOKENS)[0].backward()
+    behind = ("to_gate.0.weight", "to_f.weight", "to_decay", "dt_bias")
+    found = [p.grad for parameter, p in net.named_parameters() if any(part in parameter for part in behind)]
+    assert found
+    assert all((gradient != 0).any() for gradient in found)
 
 
 @pytest.mark.parametrize(("name", "eigenvalues"), RANGES)

@@ -1,4 +1,8 @@
-"""Gates that reach their bounds: with `gate="hard"` a mixer can keep, flip or forget a state exactly."""
+"""Gates that reach their bounds: with `gate="hard"` a mixer can keep, flip or turn a state exactly.
+
+Gates are stretched and cut off. Gradients are those without the cut (a straight-through estimate): most
+gates start near 1, where the cut would have no gradient, and they would never learn to forget.
+"""
 
 import math
 
@@ -11,7 +15,7 @@ GATES = ("smooth", "hard")
 
 # A gate s in (0, 1) becomes min((1 + m) s, 1), which is 1 above s = 0.909; a gate a in (-1, 1) becomes
 # clamp((1 + 2 m) a, -1, 1). Ten times the margin of hard betas, since exp(-Delta |A|) comes near to 1 only
-# slowly. Nothing is cut off at 0: there the gradient would be 0 too, and a channel could not come back.
+# slowly.
 MARGIN = 0.1
 # Of turns t, an angle over pi: 0 for |t| below 0.19, a half turn above 0.81.
 TURN_MARGIN = 0.3
@@ -37,33 +41,40 @@ def chosen_gates(kind: str, gates: dict[str, Tensor]) -> dict[str, Tensor]:
         return gates
     others = {name: x for name, x in gates.items() if name not in ("g", "a")}
     if "g" in gates:
-        return {"g": (gates["g"] + math.log1p(MARGIN)).clamp(max=0), **others}
-    return {"a": ((1 + 2 * MARGIN) * gates["a"]).clamp(-1, 1), **others}
+        g = gates["g"] + math.log1p(MARGIN)
+        return {"g": _straight_through(g.clamp(max=0), g), **others}
+    a = (1 + 2 * MARGIN) * gates["a"]
+    return {"a": _straight_through(a.clamp(-1, 1), a), **others}
 
 
 def hard_share(share: Tensor, signed: bool) -> Tensor:
-    """s of the hard gate, which is s, or 2 s - 1 if it is `signed`; the gradient is 0 where s is cut off."""
-    if signed:
-        return ((1 + 2 * MARGIN) * share - MARGIN).clamp(0, 1)
-    return ((1 + MARGIN) * share).clamp(max=1)
+    """s of the hard gate, which is s, or 2 s - 1 if it is `signed`."""
+    stretched = (1 + 2 * MARGIN) * share - MARGIN if signed else (1 + MARGIN) * share
+    return _straight_through(stretched.clamp(0, 1), stretched)
 
 
 def hard_turn(turn: Tensor) -> Tensor:
     """sign(t) clamp((1 + 2 m) |t| - m, 0, 1): 0 and half a turn can be exact."""
     size = (1 + 2 * TURN_MARGIN) * turn.abs() - TURN_MARGIN
-    return turn.sign() * size.clamp(0, 1)
+    return _straight_through(turn.sign() * size.clamp(0, 1), (1 + 2 * TURN_MARGIN) * turn)
 
 
 def hard_rate(rate: Tensor) -> Tensor:
     """max(|A| - m, 0) of rates |A|: up to m the state is kept exactly, whatever the step Delta."""
-    return (rate - RATE_MARGIN).clamp(min=0)
+    return _straight_through((rate - RATE_MARGIN).clamp(min=0), rate)
 
 
 def hard_logits(logits: Tensor, signed: bool) -> Tensor:
     """y with sigmoid(y) = `hard_share`(sigmoid(logits)), to 2^-24, for an op that takes logits of gates."""
-    return torch.logit(hard_share(torch.sigmoid(logits), signed).clamp(_LEAST, 1 - _LEAST))
+    share = hard_share(torch.sigmoid(logits), signed)
+    return torch.logit(_straight_through(share.clamp(_LEAST, 1 - _LEAST), share))
 
 
 def gate_values(gates: dict[str, Tensor]) -> Tensor:
     """The gates themselves, from `g` or `a`."""
     return gates["g"].exp() if "g" in gates else gates["a"]
+
+
+def _straight_through(value: Tensor, gradient_of: Tensor) -> Tensor:
+    """`value`, with the gradient of another tensor; that one adds exactly 0."""
+    return value.detach() + (gradient_of - gradient_of.detach())
