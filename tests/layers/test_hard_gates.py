@@ -98,7 +98,7 @@ def test_a_turning_mamba3_keeps_and_turns_its_state_exactly():
     assert ((angle > 0) & (angle < torch.pi)).any()
 
 
-def test_gradients_are_those_without_the_cut():
+def test_gradients_of_gates_are_those_without_the_cut():
     """Also beyond the bounds: a gate that starts there can leave them."""
     x = torch.tensor([-4.0, -1.0, 0.3, 2.0, 4.0], dtype=torch.float64, requires_grad=True)
     s = torch.sigmoid(x).detach()
@@ -108,8 +108,9 @@ def test_gradients_are_those_without_the_cut():
         (lambda x: torch.sigmoid(hard_logits(x, False)), positive),
         (lambda x: chosen_gates("hard", {"a": torch.tanh(x / 2)})["a"] / 2, 1.2 * s * (1 - s)),
         (lambda x: torch.sigmoid(hard_logits(x, True)), 1.2 * s * (1 - s)),
-        (lambda x: hard_turn(torch.sigmoid(x)), 1.6 * s * (1 - s)),
-        (lambda x: hard_rate(torch.sigmoid(x)), s * (1 - s)),
+        # angles and rates have none beyond theirs
+        (lambda x: hard_turn(torch.sigmoid(x)), 1.6 * s * (1 - s) * torch.tensor([0, 1, 1, 0, 0])),
+        (lambda x: hard_rate(torch.sigmoid(x)), s * (1 - s) * torch.tensor([0, 0, 1, 1, 1])),
     ):
         (gradient,) = torch.autograd.grad(gate(x).sum(), x)
         torch.testing.assert_close(gradient, expected)

@@ -1,7 +1,9 @@
 """Gates that reach their bounds: with `gate="hard"` a mixer can keep, flip or turn a state exactly.
 
-Gates are stretched and cut off. Gradients are those without the cut (a straight-through estimate): most
-gates start near 1, where the cut would have no gradient, and they would never learn to forget.
+Gates are stretched and cut off. Their gradients are those without the cut (a straight-through estimate): most
+gates start near 1, where the cut would have no gradient, and they would never learn to forget. Angles and
+rates start within their bounds; once there they stay, without a gradient. With one, parity is learned less
+well: angles that are right at 0 are moved on.
 """
 
 import math
@@ -56,12 +58,12 @@ def hard_share(share: Tensor, signed: bool) -> Tensor:
 def hard_turn(turn: Tensor) -> Tensor:
     """sign(t) clamp((1 + 2 m) |t| - m, 0, 1): 0 and half a turn can be exact."""
     size = (1 + 2 * TURN_MARGIN) * turn.abs() - TURN_MARGIN
-    return _straight_through(turn.sign() * size.clamp(0, 1), (1 + 2 * TURN_MARGIN) * turn)
+    return turn.sign() * size.clamp(0, 1)
 
 
 def hard_rate(rate: Tensor) -> Tensor:
     """max(|A| - m, 0) of rates |A|: up to m the state is kept exactly, whatever the step Delta."""
-    return _straight_through((rate - RATE_MARGIN).clamp(min=0), rate)
+    return (rate - RATE_MARGIN).clamp(min=0)
 
 
 def hard_logits(logits: Tensor, signed: bool) -> Tensor:
