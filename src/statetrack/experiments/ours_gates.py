@@ -56,7 +56,7 @@ class GatedMixer:
 DISC = (*EIGENVALUES, "unit-circle")
 # Short convolutions are shortcuts over a few tokens, which training finds before it finds the sign, and the
 # word problems of the paper are without them. Several heads are shortcuts too, where each has many gates.
-PLAIN = {"convolution": 0}
+NO_CONVOLUTION = {"convolution": 0}
 _GATES = {"gate": "hard"}  # docs/length.md
 _DELTA = {"heads": 1, "beta": "hard", **_GATES}
 _NARROW = {"convolution": 1, **_GATES}
@@ -69,11 +69,13 @@ MIXERS = (
     GatedMixer("mLSTM, no normaliser", "mlstm", quick=_NARROW, options={"normaliser": False}),
     GatedMixer("Mamba", "mamba", quick={"convolution": 1}),  # its kernels have no hard gates
     GatedMixer("DeltaNet", "deltanet-no-conv", DISC, quick=_DELTA),
-    GatedMixer("DeltaProduct-2", "deltaproduct", quick=_DELTA, options=PLAIN),
-    GatedMixer("Gated DeltaNet", "gated-deltanet", quick=_DELTA, options=PLAIN),
-    GatedMixer("Gated DeltaNet, signed gate", "gated-deltanet-signed", quick=_DELTA, options=PLAIN),
-    GatedMixer("KDA", "kda", quick=_DELTA, options=PLAIN),
-    GatedMixer("KDA, signed gate", "kda", quick=_DELTA, options={**PLAIN, "signed_gate": True}),
+    GatedMixer("DeltaProduct-2", "deltaproduct", quick=_DELTA, options=word_problems.PLAIN),
+    GatedMixer("Gated DeltaNet", "gated-deltanet", quick=_DELTA, options=word_problems.PLAIN),
+    GatedMixer(
+        "Gated DeltaNet, signed gate", "gated-deltanet-signed", quick=_DELTA, options=word_problems.PLAIN
+    ),
+    GatedMixer("KDA", "kda", quick=_DELTA, options=NO_CONVOLUTION),
+    GatedMixer("KDA, signed gate", "kda", quick=_DELTA, options={**NO_CONVOLUTION, "signed_gate": True}),
 )
 
 SIZES = {

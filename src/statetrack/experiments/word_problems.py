@@ -58,6 +58,10 @@ def eval_lengths(train_length: int, longest: int) -> tuple[int, ...]:
     return tuple(sorted({*inside, *beyond, *(t for t in doublings if t <= longest), longest}))
 
 
+# DeltaNet's variants as DeltaNet itself: without short convolutions, and without an activation of q and k.
+PLAIN = {"convolution": 0, "qk_activation": "identity"}
+
+
 def models(layers: Sequence[int] = (1, 5)) -> list[NamedModel]:
     """DeltaNet and Mamba in both ranges, the full-matrix baseline, and ours with one layer each."""
     found = [
@@ -71,13 +75,12 @@ def models(layers: Sequence[int] = (1, 5)) -> list[NamedModel]:
         )
     ]
     found.append(NamedModel("Full matrix (1L)", "Full matrix", model_config("dense-transition")))
-    plain = {"convolution": 0, "qk_activation": "identity"}  # as DeltaNet here
     for n, eigenvalues in product((2, 4), EIGENVALUES):
         family = f"DeltaProduct-{n}"
-        config = model_config("deltaproduct", householders=n, eigenvalues=eigenvalues, **plain)
+        config = model_config("deltaproduct", householders=n, eigenvalues=eigenvalues, **PLAIN)
         found.append(NamedModel(range_label(family, eigenvalues, 1), family, config, ours=True))
     for eigenvalues in EIGENVALUES:
-        config = model_config("gated-deltanet", eigenvalues=eigenvalues, **plain)
+        config = model_config("gated-deltanet", eigenvalues=eigenvalues, **PLAIN)
         label = range_label("Gated DeltaNet", eigenvalues, 1)
         found.append(NamedModel(label, "Gated DeltaNet", config, ours=True))
     return found
