@@ -60,6 +60,18 @@ def test_both_forms_of_beta_are_trained_and_measured(tmp_path):
     assert (spec["model"]["mixer"]["beta"], spec["training"]["eps"]) == ("hard", 1e-6)
 
 
+def test_smooth_and_hard_gates_are_trained_and_measured(tmp_path):
+    """One step of each setting of both forms of KDA: what is printed, not how good it is."""
+    lines = output_of("hard_gates.py", "KDA", "1", cwd=tmp_path).splitlines()
+    assert lines[0].split() == ["smooth", "hard", "isometry"]
+    assert [line[:36].strip() for line in lines[1:]] == ["KDA [-1,1]", "KDA, signed gate [-1,1]"]
+    assert all(len(re.findall(r"\d\.\d{3}", line)) == 9 for line in lines[1:])
+    specs = [json.loads(path.read_text()) for path in tmp_path.glob("results/*/spec.json")]
+    chosen = {(s["model"]["mixer"]["gate"], s["model"]["mixer"]["beta"]) for s in specs}
+    assert chosen == {("smooth", "sigmoid"), ("hard", "hard")}
+    assert len(specs) == 18
+
+
 def test_every_example_is_short_and_tested():
     tests = Path(__file__).read_text()
     for path in EXAMPLES.glob("*.py"):

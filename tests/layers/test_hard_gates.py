@@ -202,6 +202,12 @@ def test_an_unknown_kind_of_gate_is_explained(name):
         build("kda", vocab_size=5, d_model=16, beta="hrad")
 
 
+@pytest.mark.parametrize("name", MIXERS)
+def test_a_printed_mixer_says_that_its_gates_are_hard(name):
+    assert ", gate=hard" in str(model(name).blocks[0].mixer)
+    assert "hard" not in str(model(name, gate="smooth").blocks[0].mixer)
+
+
 def test_a_smooth_gate_is_the_default():
     for name in MIXERS:
         assert model_config(name.partition(",")[0]).mixer.gate == "smooth"

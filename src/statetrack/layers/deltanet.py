@@ -14,7 +14,7 @@ from statetrack.layers.checks import check_eps, check_sizes, divide
 from statetrack.layers.convolution import ShortConvolution
 from statetrack.layers.convolved_qkv import ACTIVATIONS, ConvolvedQKV
 from statetrack.layers.fusion import joined_product, joins, may_read, recomputes
-from statetrack.layers.hard_gates import check_gate, chosen_gates, gate_values, hard_turn
+from statetrack.layers.hard_gates import check_gate, chosen_gates, gate_values, hard_turn, shown_hard
 from statetrack.layers.initialisation import log_uniform_steps, no_weight_decay
 from statetrack.layers.mixer import Packing, offsets, returns_states
 from statetrack.layers.norm import RMSNorm, normalise
@@ -298,11 +298,9 @@ class DeltaNet(ConvolvedQKV):
             shown["gated"] = "signed" if self.signed else True
         if self.config.householders > 1:
             shown["householders"] = self.config.householders
-        if self.hard_beta:
-            shown["beta"] = "hard"
         if self.shared_by > 1:
             shown["value_heads"] = self.value_heads
-        return ", ".join(f"{name}={value}" for name, value in shown.items())
+        return ", ".join(f"{name}={value}" for name, value in shown.items()) + shown_hard(self.config)
 
     @torch.no_grad()
     def transition_eigenvalues(self, x: Tensor, state: DeltaNetState | None = None) -> Tensor:

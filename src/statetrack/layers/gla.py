@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from statetrack.config import added
 from statetrack.layers.checks import check_eps, check_sizes, divide
-from statetrack.layers.hard_gates import check_gate, chosen_gates, gate_values
+from statetrack.layers.hard_gates import check_gate, chosen_gates, gate_values, shown_hard
 from statetrack.layers.mixer import Mixer, Packing, offsets, returns_states
 from statetrack.layers.norm import RMSNorm, normalise
 from statetrack.layers.padding import run_padded
@@ -113,7 +113,8 @@ class GLA(Mixer):
 
     def extra_repr(self) -> str:
         """The eigenvalue range, and the widths of keys and values."""
-        return f"eigenvalues={self.config.eigenvalues}, heads={self.heads}, K={self.K}, V={self.V}"
+        shown = f"eigenvalues={self.config.eigenvalues}, heads={self.heads}, K={self.K}, V={self.V}"
+        return shown + shown_hard(self.config)
 
     @torch.no_grad()
     def transition_eigenvalues(self, x: Tensor, state: GLAState | None = None) -> Tensor:

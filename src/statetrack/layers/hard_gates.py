@@ -7,6 +7,7 @@ well: angles that are right at 0 are moved on.
 """
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -70,6 +71,11 @@ def hard_logits(logits: Tensor, signed: bool) -> Tensor:
     """y with sigmoid(y) = `hard_share`(sigmoid(logits)), to 2^-24, for an op that takes logits of gates."""
     share = hard_share(torch.sigmoid(logits), signed)
     return torch.logit(_straight_through(share.clamp(_LEAST, 1 - _LEAST), share))
+
+
+def shown_hard(config: Any) -> str:
+    """What `extra_repr` adds for a mixer with hard betas or gates."""
+    return "".join(f", {name}=hard" for name in ("beta", "gate") if getattr(config, name, None) == "hard")
 
 
 def gate_values(gates: dict[str, Tensor]) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from statetrack.config import added
 from statetrack.layers.checks import check_eps, check_sizes, divide
-from statetrack.layers.hard_gates import check_gate, chosen_gates, gate_values, hard_share
+from statetrack.layers.hard_gates import check_gate, chosen_gates, gate_values, hard_share, shown_hard
 from statetrack.layers.mixer import Mixer, Packing, offsets, returns_states
 from statetrack.layers.norm import RMSNorm, normalise
 from statetrack.layers.padding import run_padded
@@ -107,7 +107,8 @@ class HGRN2(Mixer):
 
     def extra_repr(self) -> str:
         """The eigenvalue range and the heads."""
-        return f"eigenvalues={self.config.eigenvalues}, heads={self.heads}, K={self.K}"
+        shown = f"eigenvalues={self.config.eigenvalues}, heads={self.heads}, K={self.K}"
+        return shown + shown_hard(self.config)
 
     @torch.no_grad()
     def transition_eigenvalues(self, x: Tensor, state: HGRN2State | None = None) -> Tensor:

@@ -11,7 +11,7 @@ from statetrack.config import added
 from statetrack.errors import unknown_name
 from statetrack.layers.checks import check_eps, check_sizes, divide
 from statetrack.layers.convolution import ShortConvolution
-from statetrack.layers.hard_gates import check_gate, chosen_gates, gate_values
+from statetrack.layers.hard_gates import check_gate, chosen_gates, gate_values, shown_hard
 from statetrack.layers.initialisation import log_uniform_steps, no_weight_decay
 from statetrack.layers.mixer import Mixer, Packing, offsets, returns_states
 from statetrack.layers.norm import RMSNorm, normalise
@@ -161,7 +161,7 @@ class KDA(Mixer):
     def extra_repr(self) -> str:
         """The eigenvalue range, the heads, the widths of keys and values, and whether gates have a sign."""
         shown = f"eigenvalues={self.config.eigenvalues}, heads={self.heads}, K={self.K}, V={self.V}"
-        return f"{shown}, gated=signed" if self.signed else shown
+        return shown + (", gated=signed" if self.signed else "") + shown_hard(self.config)
 
     @torch.no_grad()
     def transition_eigenvalues(self, x: Tensor, state: KDAState | None = None) -> Tensor:

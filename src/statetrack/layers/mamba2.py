@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from statetrack.config import added
 from statetrack.layers.checks import check_eps, check_sizes, divide
 from statetrack.layers.convolution import ShortConvolution
-from statetrack.layers.hard_gates import check_gate, chosen_gates, gate_values
+from statetrack.layers.hard_gates import check_gate, chosen_gates, gate_values, shown_hard
 from statetrack.layers.initialisation import (
     log_uniform_steps,
     no_weight_decay,
@@ -144,7 +144,8 @@ class Mamba2(Mixer):
 
     def extra_repr(self) -> str:
         """The eigenvalue range, the heads and the number of states of each channel."""
-        return f"eigenvalues={self.config.eigenvalues}, heads={self.heads}, d_state={self.config.d_state}"
+        shown = f"eigenvalues={self.config.eigenvalues}, heads={self.heads}, d_state={self.config.d_state}"
+        return shown + shown_hard(self.config)
 
     @torch.no_grad()
     def transition_eigenvalues(self, x: Tensor, state: Mamba2State | None = None) -> Tensor:

@@ -11,7 +11,14 @@ from torch import Tensor, nn
 from statetrack.config import added
 from statetrack.errors import UserError
 from statetrack.layers.checks import check_eps, check_sizes, divide
-from statetrack.layers.hard_gates import check_gate, chosen_gates, gate_values, hard_rate, hard_turn
+from statetrack.layers.hard_gates import (
+    check_gate,
+    chosen_gates,
+    gate_values,
+    hard_rate,
+    hard_turn,
+    shown_hard,
+)
 from statetrack.layers.initialisation import (
     inverse_softplus,
     log_uniform_steps,
@@ -186,7 +193,8 @@ class Mamba3(Mixer):
     def extra_repr(self) -> str:
         """The eigenvalue range, the heads, the states of each channel and how many pairs of them turn."""
         shown = f"eigenvalues={self.config.eigenvalues}, heads={self.heads}, d_state={self.config.d_state}"
-        return f"{shown}, turning_pairs={self.angles}" if self.angles else shown
+        turning = f", turning_pairs={self.angles}" if self.angles else ""
+        return shown + turning + shown_hard(self.config)
 
     @torch.no_grad()
     def transition_eigenvalues(self, x: Tensor, state: Mamba3State | None = None) -> Tensor:

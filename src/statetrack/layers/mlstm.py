@@ -13,7 +13,7 @@ from statetrack.layers.block_diagonal import dense_products, may_be_dense
 from statetrack.layers.checks import divide
 from statetrack.layers.convolution import ShortConvolution
 from statetrack.layers.fusion import fuses, joined_product, may_read
-from statetrack.layers.hard_gates import check_gate, chosen_gates, gate_values, hard_logits
+from statetrack.layers.hard_gates import check_gate, chosen_gates, gate_values, hard_logits, shown_hard
 from statetrack.layers.headwise import HeadNorm, HeadwiseLinear, gated_heads, round_up
 from statetrack.layers.initialisation import opposite_rows, small_init, wang_init
 from statetrack.layers.mixer import Mixer, Packing, offsets, returns_states
@@ -183,9 +183,9 @@ class MLSTM(Mixer):
 
     def extra_repr(self) -> str:
         """The eigenvalue range, the heads, and whether there is a normaliser."""
-        return (
-            f"eigenvalues={self.config.eigenvalues}, heads={self.heads}, normaliser={self.config.normaliser}"
-        )
+        normaliser = f"normaliser={self.config.normaliser}"
+        shown = f"eigenvalues={self.config.eigenvalues}, heads={self.heads}, {normaliser}"
+        return shown + shown_hard(self.config)
 
     @torch.no_grad()
     def transition_eigenvalues(
