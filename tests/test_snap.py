@@ -180,6 +180,17 @@ def test_products_of_several_reflections_are_rounded():
     assert (drifted - expected).norm() > states.separation
 
 
+@pytest.mark.parametrize("apart", [0.0, 1e-8])
+def test_tokens_whose_embeddings_nearly_depend_on_each_other_are_refused(apart):
+    """In float64 1e-8 is enough to set their keys one by one; the weights are float32."""
+    spec, model = noisy_tracker()
+    mixer = model.get_submodule("blocks.0.mixer")
+    learned = read(model, mixer, spec.task.elements, spec.task.bos)
+    learned.inputs[1] = learned.inputs[0] + apart * learned.inputs[2]
+    with pytest.raises(UserError, match="linearly dependent at width 32, or nearly so"):
+        write(mixer, learned, [])
+
+
 def test_a_read_out_that_cannot_tell_the_elements_apart_is_refused():
     spec, model = noisy_tracker()  # whose read-out is random
     with pytest.raises(UserError, match="does not tell all 24 elements apart"):

@@ -14,6 +14,7 @@ from statetrack.snapping.learned import Learned
 SATURATED = 100.0  # logit of beta: sigmoid is 1 in float32, and at -100 too small to change a state
 KEY_NORM = 128.0  # of keys before their normalisation, whose eps of 1e-6 would otherwise shorten them
 LOWEST_VALUE = -0.27  # silu is nowhere below -0.2785
+INDEPENDENT = 1e-6  # least singular value over the largest: weights in float32 do not solve what is below
 
 
 @dataclass(frozen=True)
@@ -43,10 +44,10 @@ def fit_values(keys: list[np.ndarray], isometry: np.ndarray, centre: np.ndarray)
 def write(mixer: DeltaNet, learned: Learned, exact: list[ExactHead]) -> None:
     """Set keys, betas and values of all tokens; heads that are not in `exact` get beta 0 everywhere."""
     X, m = learned.inputs, len(learned.tokens)
-    if m + 1 > X.shape[1] or torch.linalg.matrix_rank(X) < m + 1:
+    if m + 1 > X.shape[1] or torch.linalg.matrix_rank(X, rtol=INDEPENDENT) < m + 1:
         raise UserError(
-            f"snap: the embeddings of the {m + 1} tokens are linearly dependent at width {X.shape[1]}, so "
-            "their keys cannot be set one by one. Train with a larger --d-model."
+            f"snap: the embeddings of the {m + 1} tokens are linearly dependent at width {X.shape[1]}, or "
+            "nearly so, and their keys cannot be set one by one. Train with a larger --d-model."
         )
     n, H = mixer.config.householders, mixer.heads
     keys = (X @ mixer.to_k.weight.T.double()).view(m + 1, n, H, mixer.K)
