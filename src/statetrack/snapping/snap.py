@@ -21,7 +21,7 @@ from statetrack.snapping.geometry import (
     swaps_from_keys,
 )
 from statetrack.snapping.learned import Learned, mixer_of, problem_of, read
-from statetrack.snapping.weights import ExactHead, fit_values, write
+from statetrack.snapping.weights import ExactHead, check_written, fit_values, write
 from statetrack.spec import RunSpec
 from statetrack.tasks.groups import Group
 
@@ -136,6 +136,7 @@ def round_transitions(
         )
     write(mixer, learned, exact)
     error = _transition_error(read(model, mixer, problem.elements, problem.bos), exact)
+    check_written(error, learned)
     return model, heads, _exact_states(learned, exact, group, mixer, problem.bos), error
 
 

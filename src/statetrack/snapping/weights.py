@@ -14,7 +14,7 @@ from statetrack.snapping.learned import Learned
 SATURATED = 100.0  # logit of beta: sigmoid is 1 in float32, and at -100 too small to change a state
 KEY_NORM = 128.0  # of keys before their normalisation, whose eps of 1e-6 would otherwise shorten them
 LOWEST_VALUE = -0.27  # silu is nowhere below -0.2785
-INDEPENDENT = 1e-6  # least singular value over the largest: weights in float32 do not solve what is below
+LARGEST_ERROR = 1e-3  # of a written transition; it is near 1e-6 where the embeddings are independent
 
 
 @dataclass(frozen=True)
@@ -44,10 +44,10 @@ def fit_values(keys: list[np.ndarray], isometry: np.ndarray, centre: np.ndarray)
 def write(mixer: DeltaNet, learned: Learned, exact: list[ExactHead]) -> None:
     """Set keys, betas and values of all tokens; heads that are not in `exact` get beta 0 everywhere."""
     X, m = learned.inputs, len(learned.tokens)
-    if m + 1 > X.shape[1] or torch.linalg.matrix_rank(X, rtol=INDEPENDENT) < m + 1:
+    if m + 1 > X.shape[1] or torch.linalg.matrix_rank(X) < m + 1:
         raise UserError(
-            f"snap: the embeddings of the {m + 1} tokens are linearly dependent at width {X.shape[1]}, or "
-            "nearly so, and their keys cannot be set one by one. Train with a larger --d-model."
+            f"snap: the embeddings of the {m + 1} tokens are linearly dependent at width {X.shape[1]}, so "
+            "their keys cannot be set one by one. Train with a larger --d-model."
         )
     n, H = mixer.config.householders, mixer.heads
     keys = (X @ mixer.to_k.weight.T.double()).view(m + 1, n, H, mixer.K)
@@ -70,6 +70,16 @@ def _set_outputs(linear: nn.Linear, X: Tensor, target: Tensor) -> None:
     """The nearest weights with W x = target for every row x of X."""
     W = linear.weight.double()
     linear.weight.copy_(W + (torch.linalg.pinv(X) @ (target - X @ W.T)).T)
+
+
+def check_written(error: float, learned: Learned) -> None:
+    """Refuse transitions that differ from exact ones by more than rounding."""
+    if error > LARGEST_ERROR:
+        raise UserError(
+            f"snap: the transitions can be written only to {error:.1g} in float32, because the embeddings of "
+            f"the {len(learned.tokens) + 1} tokens nearly depend on each other at width "
+            f"{learned.inputs.shape[1]}. Train with a larger --d-model."
+        )
 
 
 def inverse_silu(v: Tensor) -> Tensor:
