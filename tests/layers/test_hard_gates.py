@@ -194,6 +194,18 @@ def test_the_spectrum_of_kda_has_the_hard_betas_and_gates(signed):
     )
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch.compile makes an autograd.Function
+@pytest.mark.parametrize("name", MIXERS)
+def test_a_model_with_hard_gates_is_one_graph_forward_and_backward(name):
+    net = model(name)
+    expected, _ = net(TOKENS)
+    logits, _ = torch.compile(net, fullgraph=True, backend="aot_eager")(TOKENS)
+    torch.testing.assert_close(logits, expected)
+    logits.sum().backward()
+    assert all(p.grad is not None for p in net.parameters())
+    torch.compiler.reset()
+
+
 @pytest.mark.parametrize("name", MIXERS)
 def test_an_unknown_kind_of_gate_is_explained(name):
     with pytest.raises(UserError, match="gate 'hrad' is not known"):

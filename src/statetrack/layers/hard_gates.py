@@ -70,7 +70,8 @@ def hard_rate(rate: Tensor) -> Tensor:
 def hard_logits(logits: Tensor, signed: bool) -> Tensor:
     """y with sigmoid(y) = `hard_share`(sigmoid(logits)), to 2^-24, for an op that takes logits of gates."""
     share = hard_share(torch.sigmoid(logits), signed)
-    return torch.logit(_straight_through(share.clamp(_LEAST, 1 - _LEAST), share))
+    share = _straight_through(share.clamp(_LEAST, 1 - _LEAST), share)
+    return share.log() - torch.log1p(-share)  # torch.logit: its gradient has wrong strides in torch.compile
 
 
 def shown_hard(config: Any) -> str:
