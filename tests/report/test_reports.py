@@ -65,6 +65,19 @@ def test_the_majority_baseline_stands_beside_every_score(pretend):
     assert "QUICK scale" in text
 
 
+def test_a_page_of_ours_compares_with_no_paper(pretend):
+    def page(name):
+        folder = pretend(name, "quick", lambda run: 64, lambda run: run.spec.seed == 0)
+        return write_report(read_index(folder), folder).read_text()
+
+    ours, papers = page("ours-gates"), page("fig-s5")
+    assert "ours-gates; not in the paper</p>" in ours
+    assert "fig-s5; in the paper fig:s5" in papers
+    for text in ("and the difference</h2>", "The difference compares", "Shaded rows"):
+        assert text not in ours
+        assert text in papers
+
+
 def test_a_report_says_how_many_runs_it_lacks(pretend):
     folder = pretend("fig-parity", "quick", lambda run: 1.0, lambda run: run.spec.seed < 2, every=2)
     text = as_text(read_index(folder))
