@@ -145,6 +145,17 @@ def test_every_mixer_reaches_its_bounds_and_has_finite_gradients_there(name, eig
 
 
 @pytest.mark.parametrize(("name", "eigenvalues"), RANGES)
+def test_gradients_at_the_bounds_are_finite_in_bfloat16_too(name, eigenvalues):
+    """1 - 2^-24 rounds to 1 there: gates are computed in float32."""
+    net = model(name, eigenvalues)
+    push_to_the_bounds(net)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss, _ = net(TOKENS, targets=TOKENS)
+    loss.backward()
+    assert all(p.grad.isfinite().all() for p in net.parameters())
+
+
+@pytest.mark.parametrize(("name", "eigenvalues"), RANGES)
 def test_decoding_token_by_token_equals_one_pass(name, eigenvalues):
     net = model(name, eigenvalues)
     push_to_the_bounds(net)
