@@ -98,9 +98,10 @@ function goTo(target) {
   const goal = Math.max(0, Math.min(word.length, target || 0));
   while (position() > goal) network.back();
   while (position() < goal) network.step(word[position()]);
+  const focused = document.activeElement;
   draw();
-  // a button that can no longer be pressed would lose the focus, and with it the keys
-  if (document.activeElement.disabled) at("tape").focus({ preventScroll: true });
+  // a button that can no longer be pressed loses the focus, at once in some browsers, and with it the keys
+  if (focused.disabled) at("tape").focus({ preventScroll: true });
 }
 
 function automatonState() {
