@@ -18,7 +18,7 @@ from statetrack.layers.hard_gates import check_gate, chosen_gates, gate_values, 
 from statetrack.layers.initialisation import log_uniform_steps, no_weight_decay
 from statetrack.layers.mixer import Packing, offsets, returns_states
 from statetrack.layers.norm import RMSNorm, normalise
-from statetrack.layers.norm_loss import norm_loss
+from statetrack.layers.norm_loss import report_norm_loss
 from statetrack.layers.padding import run_padded
 from statetrack.layers.precision import at_least_float32, working_dtype
 from statetrack.layers.spectra import delta_spectrum
@@ -195,10 +195,7 @@ class DeltaNet(ConvolvedQKV):
     def _rule(self, x: Tensor, state: DeltaNetState | None, packing: Packing | None):
         """Outputs of the rule, last state, next past of the convolutions, and the output gate or None."""
         q, k, v, beta, gates, gate, convolution = self._inputs(x, state, packing)
-        if self.norm_losses is not None:
-            self.norm_losses.append(norm_loss(1 - beta_values(beta, self.beta_max, self.hard_beta)))
-            if self.config.gated:
-                self.norm_losses.append(norm_loss(gate_values(gates)))
+        report_norm_loss(self, beta, gates)
         o, S = delta_rule(
             q,
             k,

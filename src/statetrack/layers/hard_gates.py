@@ -42,12 +42,11 @@ def chosen_gates(kind: str, gates: dict[str, Tensor]) -> dict[str, Tensor]:
     """
     if kind == "smooth":
         return gates
-    others = {name: x for name, x in gates.items() if name not in ("g", "a")}
     if "g" in gates:
         g = gates["g"] + math.log1p(MARGIN)
-        return {"g": _straight_through(g.clamp(max=0), g), **others}
+        return gates | {"g": _straight_through(g.clamp(max=0), g)}
     a = (1 + 2 * MARGIN) * gates["a"]
-    return {"a": _straight_through(a.clamp(-1, 1), a), **others}
+    return gates | {"a": _straight_through(a.clamp(-1, 1), a)}
 
 
 def hard_share(share: Tensor, signed: bool) -> Tensor:

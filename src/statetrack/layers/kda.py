@@ -15,7 +15,7 @@ from statetrack.layers.hard_gates import check_gate, chosen_gates, gate_values, 
 from statetrack.layers.initialisation import log_uniform_steps, no_weight_decay
 from statetrack.layers.mixer import Mixer, Packing, offsets, returns_states
 from statetrack.layers.norm import RMSNorm, normalise
-from statetrack.layers.norm_loss import norm_loss
+from statetrack.layers.norm_loss import report_norm_loss
 from statetrack.layers.padding import run_padded
 from statetrack.layers.precision import at_least_float32, working_dtype
 from statetrack.layers.spectra import delta_spectrum
@@ -119,9 +119,7 @@ class KDA(Mixer):
             return run_padded("KDA", self, x, attention_mask, state, packing)
         q, k, v, convolution = self._qkv(x, state, packing)
         logits, gates = self.to_beta(x), self._gates(x)
-        if self.norm_losses is not None:
-            self.norm_losses.append(norm_loss(1 - beta_values(logits, self.beta_max, self.hard_beta)))
-            self.norm_losses.append(norm_loss(gate_values(gates)))
+        report_norm_loss(self, logits, gates)
         o, S = delta_rule(
             q,
             k,

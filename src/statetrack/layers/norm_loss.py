@@ -15,6 +15,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from statetrack.layers.hard_gates import gate_values
+from statetrack.ops.delta_rule.reference import beta_values
+
 
 @contextmanager
 def collected_norm_loss(model: nn.Module, on: bool = True) -> Iterator[list[Tensor]]:
@@ -30,6 +33,11 @@ def collected_norm_loss(model: nn.Module, on: bool = True) -> Iterator[list[Tens
             mixer.norm_losses = None
 
 
-def norm_loss(eigenvalues: Tensor) -> Tensor:
-    """The mean of 1 - e^2 over learned eigenvalues, of any shape."""
-    return (1 - eigenvalues.square()).mean()
+def report_norm_loss(mixer: Any, beta_logits: Tensor, gates: dict[str, Tensor]) -> None:
+    """Add what the betas and the gates of a delta rule lose to the mixer's list, if anybody asks."""
+    if mixer.norm_losses is None:
+        return
+    learned = [1 - beta_values(beta_logits, mixer.beta_max, mixer.hard_beta)]
+    if "g" in gates or "a" in gates:
+        learned.append(gate_values(gates))
+    mixer.norm_losses.extend((1 - e.square()).mean() for e in learned)
