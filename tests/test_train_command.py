@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 import statetrack
 from statetrack.cli import main
@@ -15,6 +16,7 @@ from statetrack.commands.train import read_arguments
 from statetrack.commands.train_help import MIXER_LINES, TASK_LINES
 from statetrack.errors import UserError
 from statetrack.layers import PRESETS, model_config
+from statetrack.run import load_run
 from statetrack.tasks import TASKS, task
 from statetrack.tasks.automaton import PREFIXES
 
@@ -140,6 +142,51 @@ def test_a_recipe_from_python_is_that_of_the_command(tmp_path):
         mixer=model_config("deltanet", d_model=8), out=tmp_path / "own", steps=1, recipe="long"
     )
     assert own.spec.model.mixer.beta == "hard"
+
+
+def test_a_run_starts_from_the_weights_of_another(tmp_path, capsys):
+    first = statetrack.train(out=tmp_path / "first", d_model=8, heads=2, steps=2, batch=4, verbose=False)
+    flags = [
+        *SMALL,
+        "--lr",
+        "0",
+        "--schedule",
+        "constant",
+        "--initial",
+        str(tmp_path / "first"),
+        "--seed",
+        "7",
+    ]
+    main(["train", *flags, "--out", str(tmp_path / "second")])
+    same, model = load_run(tmp_path / "second")
+    assert same.id != read_arguments(flags[:-4])[1].id  # other weights, another run
+    before = first.model.state_dict()
+    assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
+    main(["train", *flags, "--out", str(tmp_path / "second")])  # finished: the weights are not needed again
+    python = statetrack.train(
+        initial=tmp_path / "first" / "model.safetensors",
+        out=tmp_path / "second",
+        seed=7,
+        lr=0.0,
+        schedule="constant",
+        d_model=8,
+        heads=2,
+        steps=4,
+        batch=4,
+        eval_samples=8,
+        verbose=False,
+    )
+    assert python.spec == same
+
+
+def test_initial_weights_that_are_missing_or_do_not_fit_are_answered(tmp_path, capsys):
+    with pytest.raises(UserError, match=r"nowhere cannot be read.*Expected the folder of a finished run"):
+        read_arguments([*SMALL, "--initial", str(tmp_path / "nowhere")])
+    statetrack.train(out=tmp_path / "wide", d_model=16, heads=2, steps=1, batch=4, verbose=False)
+    with pytest.raises(UserError, match=r"embedding.weight is \(\d+, 16\) in .*, expected \(\d+, 8\)"):
+        statetrack.train(
+            out=tmp_path / "narrow", initial=tmp_path / "wide", d_model=8, heads=2, verbose=False
+        )
 
 
 def test_s5_and_group_s5_are_two_tasks():

@@ -12,6 +12,7 @@ from statetrack.run import RESULTS, load_run, run
 from statetrack.spec import EvaluationConfig, RunSpec, TrainingConfig
 from statetrack.tasks import Task
 from statetrack.training import Options
+from statetrack.training.initial import initial_weights
 from statetrack.training.printed_rows import note_on_baseline, print_row
 
 __all__ = ["TrainedModel", "train"]
@@ -43,6 +44,7 @@ def train(
     *,
     alphabet: str | None = None,
     recipe: str | None = None,
+    initial: str | Path | None = None,
     seed: int = 0,
     out: str | Path | None = None,
     device: str = "auto",
@@ -64,6 +66,7 @@ def train(
       eigenvalues, ...).
     - `recipe`: "long" changes the defaults of the options, for trackers that are to stay right at lengths far
       beyond those of training (docs/length.md).
+    - `initial`: the folder of a finished run, or a safetensors file, whose weights this run starts from.
     - `out`: the results folder, results/<run_id> by default. A finished run is read from it, not repeated; an
       interrupted one continues from its last checkpoint.
     - `device`: "auto", "cpu" or "cuda". `verbose=False` prints nothing.
@@ -81,7 +84,8 @@ def train(
     chosen, training = replace(chosen, **of_task), TrainingConfig()
     if recipe is not None:
         training = recipes.recipe(recipe).train(training, chosen, model)
-    spec = RunSpec(chosen, model, replace(training, **of_training), evaluation, seed).resolved()
+    weights = {} if initial is None else initial_weights(initial)
+    spec = RunSpec(chosen, model, replace(training, **of_training), evaluation, seed, **weights).resolved()
     folder = RESULTS / spec.id if out is None else Path(out)
     how = Options(device, progress=print_row) if verbose else Options(device, say=lambda text: None)
     done = run(spec, folder, how)

@@ -106,6 +106,7 @@ def read_arguments(arguments: Sequence[str]) -> "tuple[TrainOptions, RunSpec]":
     from statetrack.recipes import RECIPES, recipe
     from statetrack.spec import EvaluationConfig, RunSpec, TrainingConfig
     from statetrack.tasks import TASKS, task
+    from statetrack.training.initial import initial_weights
 
     rest = take_plugins(arguments)
     if {"-h", "--help"} & {*rest}:
@@ -115,6 +116,7 @@ def read_arguments(arguments: Sequence[str]) -> "tuple[TrainOptions, RunSpec]":
     alphabet, rest = take(rest, "--alphabet", None)
     every, rest = take(rest, "--attention-every", "0")
     recipe_name, rest = take(rest, "--recipe", None)
+    initial, rest = take(rest, "--initial", None)
     chosen_task = task(task_name, alphabet)
     model, training = model_config(mixer_name), TrainingConfig()
     if recipe_name is not None:
@@ -126,10 +128,12 @@ def read_arguments(arguments: Sequence[str]) -> "tuple[TrainOptions, RunSpec]":
         f"Train on --task {task_name} ({', '.join(TASKS)}, or regex:PATTERN, dfa:FILE.json, group:NAME, "
         f"jsonl:FILE, corpus:DIR) with --mixer {mixer_name} ({preset_names()}). --attention-every N makes "
         f"every N-th layer attention. --recipe NAME ({', '.join(RECIPES)}) changes the defaults below. "
+        "--initial RUN starts from the final weights of another run, a folder or a safetensors file. "
         "--plugin FILE.py, or a module, adds tasks and mixers of your own. `statetrack train --help` alone "
         "says what the tasks and mixers are."
     )
     given = parse_parts(parts, rest, "statetrack train", description)
     model = given_model(mixer_name, model, given, every)
-    spec = RunSpec(given.task, model, given.training, given.evaluation, given.seed).resolved()
+    weights = {} if initial is None else initial_weights(initial)
+    spec = RunSpec(given.task, model, given.training, given.evaluation, given.seed, **weights).resolved()
     return given.run, spec

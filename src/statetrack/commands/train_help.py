@@ -43,6 +43,7 @@ COMMON_LINES = {
     '--eigenvalues "[-1,1]"': 'their range: "[0,1]", "[-1,1]", or "unit-circle" with rotations',
     "--steps N --batch N --lr X": "training",
     "--recipe long": "defaults for trackers that are to stay right at long lengths",
+    "--initial RUN": "start from the final weights of another run: its folder, or a safetensors file",
     "--train-lengths A B": "shortest and longest training sequence",
     "--eval-lengths A B ...": "lengths to measure accuracy at",
     "--d-model N --layers N --heads N": "the size of the model",
