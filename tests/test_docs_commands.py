@@ -163,7 +163,7 @@ def test_commands_in_the_pages_parse(page, line, monkeypatch, language_model, ca
     data, run = language_model / "data", language_model / "run"
     if words[0] == "train" or words[:2] == ["lm", "pretrain"]:
         words = [re.sub("^corpus:.*", f"corpus:{data}", word) for word in words]
-        words = with_values(words, {"--data": data, "--extend": run})
+        words = with_values(words, {"--data": data, "--extend": run, "--initial": run})
         if words[0] == "lm" and not {"--data", "--extend"} & {*words}:
             words += ["--data", str(data)]  # not the standard library, which takes seconds
         main([*words, *([] if "--print-spec" in words else ["--print-spec"])])
@@ -212,6 +212,11 @@ def test_commands_that_train_do_so_at_a_small_size(page, line, language_model, t
 
     monkeypatch.chdir(tmp_path)
     words = [re.sub("^corpus:.*", f"corpus:{language_model / 'data'}", word) for word in shlex.split(line)]
+    if "--initial" in words:  # weights of the same shapes
+        i = words.index("--initial")
+        main(small(words[:i] + words[i + 2 :]))
+        words[i + 1] = str((tmp_path / "small").rename(tmp_path / "first"))
+        capsys.readouterr()
     main(small(words))
     printed = capsys.readouterr().out
     if "--print-spec" in words:
