@@ -16,6 +16,7 @@ from statetrack.commands.train import read_arguments
 from statetrack.commands.train_help import MIXER_LINES, TASK_LINES
 from statetrack.errors import UserError
 from statetrack.layers import PRESETS, model_config
+from statetrack.layers.presets import SIZED_PRESETS
 from statetrack.run import load_run
 from statetrack.tasks import TASKS, task
 from statetrack.tasks.automaton import PREFIXES
@@ -132,6 +133,71 @@ def test_a_recipe_changes_defaults_and_flags_change_the_recipe(capsys):
         read_arguments(["--recipe", "short"])
 
 
+@pytest.mark.parametrize(
+    ("flags", "gate"),
+    [
+        (["--mixer", "deltanet", "--gated"], "hard"),
+        (["--mixer", "deltanet", "--eigenvalues", "unit-circle"], "hard"),
+        (["--mixer", "gated-deltanet", "--no-gated"], "smooth"),
+        (["--mixer", "gated-deltanet", "--gate=smooth"], "smooth"),
+    ],
+)
+def test_a_recipe_speaks_about_the_gates_that_flags_add_or_take_away(flags, gate):
+    assert read_arguments(["--recipe", "long", *flags])[1].model.mixer.gate == gate
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--train-lengths", "2", "32"],
+        ["--train-samples", "1000"],
+        ["--tokens-per-element", "2"],
+        ["--layers", "2", "--attention-every", "2"],
+    ],
+)
+def test_a_recipe_carries_states_only_where_that_can_be_done(flags):
+    words = ["--task", "s5-swaps", "--mixer", "deltanet-no-conv", "--recipe", "long"]
+    assert read_arguments(words)[1].training.initial_states == "carried-right"
+    assert read_arguments([*words, *flags])[1].training.initial_states == "empty"
+    with pytest.raises(UserError, match='initial_states is "carried-right"'):
+        read_arguments([*words, *flags, "--initial-states", "carried-right"])
+
+
+@pytest.mark.parametrize("name", [*PRESETS, *SIZED_PRESETS])
+def test_every_mixer_can_be_named_on_the_command_line(name):
+    assert read_arguments(["--mixer", name])[1].model == model_config(name)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"precision": "bf16"},
+        {"schedule": "linear"},
+        {"steps": "10"},
+        {"steps": 10.5},
+        {"lr": "1e-3"},
+        {"d_model": 64.0},
+        {"seed": "0"},
+        {"eval_lengths": 40},
+        {"train_lengths": 32},
+        {"mixer": 3},
+        {"task": 3},
+        {"initial": 3},
+    ],
+    ids=str,
+)
+def test_wrong_values_from_python_are_named_before_anything_is_trained(options, tmp_path):
+    with pytest.raises(UserError, match=next(iter(options))):
+        statetrack.train(out=tmp_path / "run", verbose=False, **options)
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_config_of_a_mixer_is_a_model(tmp_path):
+    config = statetrack.DeltaNetConfig(heads=2)
+    trained = statetrack.train(mixer=config, steps=1, batch=2, eval_samples=2, out=tmp_path, verbose=False)
+    assert trained.spec.model == statetrack.ModelConfig(config)
+
+
 def test_a_recipe_from_python_is_that_of_the_command(tmp_path):
     options = {"d_model": 8, "heads": 2, "steps": 2, "batch": 4, "eval_samples": 8}
     options |= {"recipe": "long", "verbose": False, "lr": 0.01}
@@ -179,14 +245,31 @@ def test_a_run_starts_from_the_weights_of_another(tmp_path, capsys):
     assert python.spec == same
 
 
-def test_initial_weights_that_are_missing_or_do_not_fit_are_answered(tmp_path, capsys):
+def test_initial_weights_that_are_missing_or_do_not_fit_are_answered_before_anything_is_written(tmp_path):
+    sizes = {"d_model": 16, "heads": 2, "steps": 1, "batch": 4, "eval_samples": 2, "verbose": False}
+    first = tmp_path / "first"
+    statetrack.train(out=first, **sizes)
+
+    def start(**options):
+        return statetrack.train(out=tmp_path / "next", **sizes | {"initial": first} | options)
+
     with pytest.raises(UserError, match=r"nowhere cannot be read.*Expected the folder of a finished run"):
-        read_arguments([*SMALL, "--initial", str(tmp_path / "nowhere")])
-    statetrack.train(out=tmp_path / "wide", d_model=16, heads=2, steps=1, batch=4, verbose=False)
-    with pytest.raises(UserError, match=r"embedding.weight is \(\d+, 16\) in .*, expected \(\d+, 8\)"):
-        statetrack.train(
-            out=tmp_path / "narrow", initial=tmp_path / "wide", d_model=8, heads=2, verbose=False
-        )
+        start(initial=tmp_path / "nowhere")
+    with pytest.raises(UserError, match=r"embedding.weight is \(\d, 16\) in .*, expected \(\d, 8\)\.$"):
+        start(d_model=8)
+    with pytest.raises(UserError, match=r"embedding.weight is .* The vocabulary of the data"):
+        start(task="s5-swaps")
+    with pytest.raises(UserError, match=r"has eigenvalues in \[-1,1\], this run in \[0,1\]"):
+        start(eigenvalues="[0,1]")
+    with pytest.raises(UserError, match="has a head that is not its embedding, and this model is tied"):
+        start(tied=True)
+    assert not (tmp_path / "next").exists()
+    assert start(beta="hard").spec.initial  # nearly the same function
+
+
+def test_a_path_of_initial_weights_without_their_hash_is_refused():
+    with pytest.raises(UserError, match="initial_path is '/a' without initial"):
+        statetrack.RunSpec(initial_path="/a").resolved()
 
 
 def test_s5_and_group_s5_are_two_tasks():

@@ -32,18 +32,27 @@ def added(default: Any = dataclasses.MISSING, *, default_factory: Any = dataclas
     return dataclasses.field(**given, kw_only=True, metadata={"added": True})
 
 
+def renamed(was: str, default: Any) -> Any:
+    """A field that had another name when runs of its class were published: `eps: float = renamed("e", 1e-5)`.
+
+    Ids are still made of the old name, and specs with the old name can be read.
+    """
+    return dataclasses.field(default=default, metadata={"was": was})
+
+
 def to_dict(config: Any, *, hashed: bool = False) -> dict:
     """Nested dataclass -> plain dict. Each level names its class, so equal fields of two mixers differ.
 
-    With `hashed` without what an id does not depend on: see `_left_out`.
+    With `hashed` without what an id does not depend on (see `_left_out`), and with the first names of fields.
     """
     cls = type(config)
-    names = [f.name for f in dataclasses.fields(config) if not (hashed and _left_out(f, config))]
-    fields = {name: getattr(config, name) for name in names}
-    for name in _floats(cls) & fields.keys():
-        if type(fields[name]) is int:  # 0 and 0.0 are the same config, so they must have the same name
-            fields[name] = float(fields[name])
-    return {"kind": cls.__name__} | {name: _plain(value, hashed) for name, value in fields.items()}
+    fields = [f for f in dataclasses.fields(config) if not (hashed and _left_out(f, config))]
+    values = {f.name: getattr(config, f.name) for f in fields}
+    for name in _floats(cls) & values.keys():
+        if type(values[name]) is int:  # 0 and 0.0 are the same config, so they must have the same name
+            values[name] = float(values[name])
+    names = {f.name: f.metadata.get("was", f.name) if hashed else f.name for f in fields}
+    return {"kind": cls.__name__} | {names[name]: _plain(value, hashed) for name, value in values.items()}
 
 
 def _left_out(field: dataclasses.Field, config: Any) -> bool:
@@ -130,8 +139,10 @@ def from_dict(data: Any, where: str = "spec") -> Any:
     cls = find(f"{where}: kind", data["kind"], _KINDS)
     hints = typing.get_type_hints(cls)
     known = {f.name: hints[f.name] for f in dataclasses.fields(cls)}
+    now = {f.metadata["was"]: f.name for f in dataclasses.fields(cls) if "was" in f.metadata}
     values = {}
     for name, value in data.items():
+        name = now.get(name, name)
         if name == "kind":
             continue
         if name not in known:
@@ -147,12 +158,21 @@ def from_dict(data: Any, where: str = "spec") -> Any:
     return cls(**values)
 
 
+def check_types(config: Any, where: str) -> None:
+    """Refuse values that `from_dict` would refuse: each field is to be what its type hint says."""
+    hints = typing.get_type_hints(type(config))
+    for field in dataclasses.fields(config):
+        _read(getattr(config, field.name), hints[field.name], f"{where}.{field.name}")
+
+
 def _read(value: Any, hint: Any, where: str) -> Any:
     """`value` as the type hint wants it: dataclasses from objects, tuples from lists, the rest checked."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     is_union = origin in (Union, types.UnionType)
-    if isinstance(value, dict):
-        built = from_dict(value, where)
+    if isinstance(value, dict) or (dataclasses.is_dataclass(value) and not isinstance(value, type)):
+        built = from_dict(value, where) if isinstance(value, dict) else value
+        if built is value:
+            check_types(built, where)
         choices = tuple(a for a in (arguments if is_union else (hint,)) if isinstance(a, type))
         if not isinstance(built, choices):
             raise UserError(

@@ -7,7 +7,8 @@ long    For trackers that are to stay right far beyond the training length: beta
         has the measurements.
 """
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from statetrack.errors import unknown_name
@@ -29,32 +30,45 @@ class Recipe:
     mixer: dict[str, Any] = field(default_factory=dict)
     carrying: dict[str, Any] = field(default_factory=dict)
 
-    def train(self, training: TrainingConfig, task: Task, model: ModelConfig) -> TrainingConfig:
-        """The training part with the recipe's values; steps, batch and lengths stay."""
-        more = self.carrying if _can_carry(task, model) else {}
-        return replace(training, **self.training | more)
+    def applied(
+        self, task: Task, model: ModelConfig, training: TrainingConfig, given: Collection[str] = ()
+    ) -> tuple[ModelConfig, TrainingConfig]:
+        """The model and the training part with the recipe's values, but for the fields that are `given`.
 
-    def build(self, model: ModelConfig) -> ModelConfig:
-        """The model with the recipe's options in each of its mixers that has them."""
-        given: tuple[Any, ...] = model.mixers or (model.mixer,)
-        mixers = tuple(replace(mixer, **self.options_of(mixer)) for mixer in given)
-        return replace(model, mixer=mixers[0], mixers=mixers if model.mixers else ())
+        What says nothing here, such as the gate of a model without one, has its default.
+        """
+        before: tuple[Any, ...] = model.mixers or (model.mixer,)
+        mixers = tuple(replace(mixer, **_without(given, self.options_of(mixer))) for mixer in before)
+        model = replace(model, mixer=mixers[0], mixers=mixers if model.mixers else ())
+        training = replace(training, **_without(given, self.training))
+        carrying = self.carrying if _can_carry(task, model, training) else _defaults(training, self.carrying)
+        return model, replace(training, **_without(given, carrying))
 
     def options_of(self, mixer: Any) -> dict[str, Any]:
         """The recipe's options that a mixer's config has; `gate` says nothing about a plain DeltaNet."""
         found = {name: x for name, x in self.mixer.items() if hasattr(mixer, name)}
         if not getattr(mixer, "gated", True) and mixer.eigenvalues != "unit-circle":
-            found.pop("gate", None)
+            found |= _defaults(mixer, found.keys() & {"gate"})
         return found
 
 
-def _can_carry(task: Task, model: ModelConfig) -> bool:
-    """Whether `initial_states` "carried" is for this task and this model."""
-    mixers = model.mixers or (model.mixer,)
+def _without(given: Collection[str], options: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if name not in given}
+
+
+def _defaults(config: Any, names: Collection[str]) -> dict[str, Any]:
+    return {f.name: f.default for f in fields(config) if f.name in names}
+
+
+def _can_carry(task: Task, model: ModelConfig, training: TrainingConfig) -> bool:
+    """Whether `initial_states` "carried" is for this task, this model and these sequences."""
+    low, high = training.train_lengths or task.train_lengths
     return (
         isinstance(task, WordProblem)
         and task.tokens_per_element == 1
-        and all(isinstance(mixer, DeltaNetConfig) for mixer in mixers)
+        and low == high
+        and not training.train_samples
+        and all(isinstance(mixer, DeltaNetConfig) for mixer in model.mixers or (model.mixer,))
     )
 
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import torch
 
-from statetrack.config import added, from_dict, register_kind, run_id, to_dict
+from statetrack.config import added, check_types, from_dict, register_kind, run_id, to_dict
 from statetrack.errors import UserError, unknown_name
 from statetrack.layers import PRESETS, Model, ModelConfig
 from statetrack.tasks import Task, WordProblem, task
@@ -96,6 +96,7 @@ class RunSpec:
 
     def resolved(self) -> "RunSpec":
         """The spec with the task's defaults written out, checked."""
+        check_types(self, "spec")
         training, evaluation = self.training, self.evaluation
         if training.train_lengths is None:
             training = replace(training, train_lengths=self.task.train_lengths)
@@ -191,7 +192,16 @@ def _check(spec: RunSpec) -> None:
             f"evaluation: eval_lengths is {' '.join(map(str, lengths)) or 'empty'}, expected at least "
             f"{needed} rising lengths from {shortest} up{', the edges of the bins' if needed == 2 else ''}."
         )
-    _check_model(spec.model, spec.task.vocab_size, spec.task.n_classes)
+    if spec.initial_path and not spec.initial:
+        raise UserError(
+            f"initial_path is {spec.initial_path!r} without initial, the SHA-256 of that file. Give both, as "
+            "`statetrack train --initial RUN --print-spec` does."
+        )
+    _check_model(*_sizes(spec))
+
+
+def _sizes(spec: RunSpec) -> tuple[ModelConfig, int, int]:
+    return spec.model, spec.task.vocab_size, spec.task.n_classes
 
 
 def _check_length_options(spec: RunSpec) -> None:
@@ -206,7 +216,7 @@ def _check_length_options(spec: RunSpec) -> None:
             "training: centred_gradient, z_loss, label_smoothing and isometry are for tasks with classes, "
             f"not for {kind}. Leave them out."
         )
-    if t.isometry and not _reports_norm_loss(spec.model, spec.task.vocab_size, spec.task.n_classes):
+    if t.isometry and not _reports_norm_loss(*_sizes(spec)):
         raise UserError(
             f"training: isometry is {t.isometry}, which needs a layer of the delta rule: DeltaNet, "
             "DeltaProduct, Gated DeltaNet or KDA. Choose one of them, or leave isometry out."
@@ -217,6 +227,11 @@ def _check_length_options(spec: RunSpec) -> None:
         raise UserError(
             f'training: initial_states is "noise", which needs a task with a label at every position, not '
             f"{kind}."
+        )
+    if t.initial_states != "empty" and (mixer := _mixer_without_states(*_sizes(spec))):
+        raise UserError(
+            f'training: initial_states is "{t.initial_states}", which needs a mixer with a state of '
+            f'known form. {mixer} does not offer that. Use a DeltaNet, or initial_states "empty".'
         )
     if t.select == "horizon" and not isinstance(spec.task, WordProblem):
         raise UserError(f'training: select is "horizon", which is for group word problems, not for {kind}.')
@@ -240,6 +255,16 @@ def _reports_norm_loss(config: ModelConfig, vocab_size: int, n_classes: int) -> 
     """Whether a mixer of the model reports what `training.isometry` is computed from."""
     blocks: Any = _on_meta(config, vocab_size, n_classes).blocks
     return any(getattr(block.mixer, "reports_norm_loss", False) for block in blocks)
+
+
+@lru_cache(maxsize=4096)
+def _mixer_without_states(config: ModelConfig, vocab_size: int, n_classes: int) -> str | None:
+    """The name of the first mixer whose states training cannot set."""
+    for block in _on_meta(config, vocab_size, n_classes).blocks:
+        mixer: Any = block.mixer
+        if getattr(mixer, "empty_state", lambda batch: None)(1) is None:
+            return type(mixer).__name__
+    return None
 
 
 def _on_meta(config: ModelConfig, vocab_size: int, n_classes: int) -> Model:

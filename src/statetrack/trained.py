@@ -5,14 +5,15 @@ from pathlib import Path
 from typing import Any
 
 from statetrack import recipes, tasks
+from statetrack.errors import UserError
 from statetrack.field_comments import explain_fields
-from statetrack.layers import AttentionConfig, Model, ModelConfig, model_config
+from statetrack.layers import AttentionConfig, MixerConfig, Model, ModelConfig, model_config
 from statetrack.peer_options import PEER_OPTIONS, unknown_option
 from statetrack.run import RESULTS, load_run, run
 from statetrack.spec import EvaluationConfig, RunSpec, TrainingConfig
 from statetrack.tasks import Task
 from statetrack.training import Options
-from statetrack.training.initial import initial_weights
+from statetrack.training.initial import starting_from
 from statetrack.training.printed_rows import note_on_baseline, print_row
 
 __all__ = ["TrainedModel", "train"]
@@ -40,7 +41,7 @@ class TrainedModel:
 
 def train(
     task: str | Task = "parity-dense",
-    mixer: str | ModelConfig = "deltanet",
+    mixer: str | ModelConfig | MixerConfig = "deltanet",
     *,
     alphabet: str | None = None,
     recipe: str | None = None,
@@ -59,8 +60,8 @@ def train(
 
     - `task`: a name that `statetrack.task` knows ("parity", "s5-swaps", "regex:(ab|ba)*" with `alphabet`,
       "group:S5", "jsonl:FILE", ...), or a `Task`.
-    - `mixer`: a name that `statetrack.model_config` knows ("deltanet", "mamba", "mlstm", ...), or a
-      `ModelConfig`.
+    - `mixer`: a name that `statetrack.model_config` knows ("deltanet", "mamba", "mlstm", ...), a
+      `ModelConfig`, or the config of a mixer, such as `DeltaNetConfig(heads=2)`.
     - `options`: fields of `TrainingConfig` (steps, batch, lr, ...), of `EvaluationConfig` (eval_lengths,
       ...), of the task (inputs, words, ...), of the backbone (d_model, layers, ...) and of the mixer (heads,
       eigenvalues, ...).
@@ -72,20 +73,31 @@ def train(
     - `device`: "auto", "cpu" or "cuda". `verbose=False` prints nothing.
     """
     chosen = tasks.task(task, alphabet) if isinstance(task, str) else task
+    if not isinstance(chosen, Task):
+        raise UserError(f"train: task is {task!r}, expected a name such as 'parity-dense', or a Task.")
+    named = {*options}
     of_task = _taken(options, chosen)
     of_training = _taken(options, TrainingConfig)
     evaluation = EvaluationConfig(**_taken(options, EvaluationConfig))
     if isinstance(mixer, str):
-        model = _model(mixer, chosen, options, recipe)
+        model = _model(mixer, chosen, options)
     elif options:
         raise unknown_option("train", next(iter(options)), _names(TrainingConfig, EvaluationConfig, chosen))
+    elif isinstance(mixer, ModelConfig):
+        model = mixer
+    elif isinstance(mixer, MixerConfig):
+        model = ModelConfig(mixer)
     else:
-        model = mixer if recipe is None else recipes.recipe(recipe).build(mixer)
-    chosen, training = replace(chosen, **of_task), TrainingConfig()
+        raise UserError(
+            f"train: mixer is {mixer!r}, expected a name such as 'deltanet', a ModelConfig, or the "
+            "config of a mixer."
+        )
+    chosen, training = replace(chosen, **of_task), TrainingConfig(**of_training)
     if recipe is not None:
-        training = recipes.recipe(recipe).train(training, chosen, model)
-    weights = {} if initial is None else initial_weights(initial)
-    spec = RunSpec(chosen, model, replace(training, **of_training), evaluation, seed, **weights).resolved()
+        model, training = recipes.recipe(recipe).applied(chosen, model, training, named)
+    spec = RunSpec(chosen, model, training, evaluation, seed).resolved()
+    if initial is not None:
+        spec = starting_from(spec, initial)
     folder = RESULTS / spec.id if out is None else Path(out)
     how = Options(device, progress=print_row) if verbose else Options(device, say=lambda text: None)
     done = run(spec, folder, how)
@@ -94,11 +106,9 @@ def train(
     return TrainedModel(load_run(folder)[1], spec, done["metrics"], folder, done)
 
 
-def _model(name: str, chosen: Task, options: dict[str, Any], recipe: str | None) -> ModelConfig:
+def _model(name: str, chosen: Task, options: dict[str, Any]) -> ModelConfig:
     """The named model with the options that are left; an unknown one is answered with all there are."""
     preset = model_config(name)
-    if recipe is not None:
-        options = recipes.recipe(recipe).options_of(preset.mixer) | options
     known = _names(preset, preset.mixer, TrainingConfig, EvaluationConfig, chosen)
     known += ["attention_every", *(_names(AttentionConfig) if "attention_every" in options else [])]
     for option in options:

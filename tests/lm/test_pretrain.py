@@ -170,7 +170,7 @@ def test_an_extended_run_starts_from_the_weights_and_names_them_by_content(finis
     assert not torch.equal(build_model(spec).embedding.weight, weights["embedding.weight"])
     # the place does not count, the content does
     assert replace(spec, initial_path="elsewhere").id == spec.id
-    assert replace(spec, initial="").id != spec.id
+    assert replace(spec, initial="", initial_path="").id != spec.id
     run(spec, tmp_path / "run", Options(say=lambda text: None))
     assert RunSpec.load(tmp_path / "run/spec.json") == spec
 

@@ -99,6 +99,12 @@ def take_all(arguments: Sequence[str], flag: str) -> tuple[list[str], list[str]]
     return values, rest
 
 
+def names_given(arguments: Sequence[str]) -> set[str]:
+    """The fields that flags name: `--eval-lengths 32` gives eval_lengths, `--no-gated` gives gated."""
+    flags = (argument[2:].split("=")[0].replace("-", "_") for argument in arguments if argument[:2] == "--")
+    return {name.removeprefix("no_") for name in flags}
+
+
 def take_plugins(arguments: Sequence[str]) -> list[str]:
     """Load every `--plugin FILE.py` or `--plugin MODULE`; returns the arguments without them."""
     plugins, rest = take_all(arguments, "--plugin")

@@ -98,7 +98,7 @@ def header(spec: "RunSpec", device: str, folder: Path) -> str:
 
 def read_arguments(arguments: Sequence[str]) -> "tuple[TrainOptions, RunSpec]":
     """The options and the spec. What names the task and the model is read before the other flags."""
-    from statetrack.commands.flags import take, take_plugins
+    from statetrack.commands.flags import names_given, take, take_plugins
     from statetrack.commands.spec_flags import given_model, model_parts, parse_parts
     from statetrack.layers import model_config
     from statetrack.layers.presets import preset_names
@@ -106,7 +106,7 @@ def read_arguments(arguments: Sequence[str]) -> "tuple[TrainOptions, RunSpec]":
     from statetrack.recipes import RECIPES, recipe
     from statetrack.spec import EvaluationConfig, RunSpec, TrainingConfig
     from statetrack.tasks import TASKS, task
-    from statetrack.training.initial import initial_weights
+    from statetrack.training.initial import starting_from
 
     rest = take_plugins(arguments)
     if {"-h", "--help"} & {*rest}:
@@ -119,9 +119,9 @@ def read_arguments(arguments: Sequence[str]) -> "tuple[TrainOptions, RunSpec]":
     initial, rest = take(rest, "--initial", None)
     chosen_task = task(task_name, alphabet)
     model, training = model_config(mixer_name), TrainingConfig()
-    if recipe_name is not None:
-        chosen = recipe(recipe_name)
-        model, training = chosen.build(model), chosen.train(training, chosen_task, model)
+    chosen = None if recipe_name is None else recipe(recipe_name)
+    if chosen is not None:  # the defaults of the flags
+        model, training = chosen.applied(chosen_task, model, training)
     parts = {"task": chosen_task, **model_parts(model), "training": training}
     parts |= {"evaluation": EvaluationConfig(), "run": TrainOptions()}
     description = (
@@ -133,7 +133,8 @@ def read_arguments(arguments: Sequence[str]) -> "tuple[TrainOptions, RunSpec]":
         "says what the tasks and mixers are."
     )
     given = parse_parts(parts, rest, "statetrack train", description)
-    model = given_model(mixer_name, model, given, every)
-    weights = {} if initial is None else initial_weights(initial)
-    spec = RunSpec(given.task, model, given.training, given.evaluation, given.seed, **weights).resolved()
-    return given.run, spec
+    model, training = given_model(mixer_name, model, given, every), given.training
+    if chosen is not None:  # again: flags can add what it speaks about, such as a gate, or take it away
+        model, training = chosen.applied(given.task, model, training, names_given(rest))
+    spec = RunSpec(given.task, model, training, given.evaluation, given.seed).resolved()
+    return given.run, spec if initial is None else starting_from(spec, initial)

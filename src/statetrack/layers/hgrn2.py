@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from statetrack.config import added
+from statetrack.config import added, renamed
 from statetrack.layers.checks import check_eps, check_sizes, divide
 from statetrack.layers.hard_gates import check_gate, chosen_gates, gate_values, hard_share, shown_hard
 from statetrack.layers.mixer import Mixer, Packing, offsets, returns_states
@@ -24,7 +24,7 @@ class HGRN2Config:
 
     heads: int = 4  # number of heads, each with a state (K, K), K = d_model / heads
     eigenvalues: Literal["[0,1]", "[-1,1]"] = "[-1,1]"  # range of the eigenvalues: gates s or 2 s - 1
-    norm_eps: float = 1e-5  # eps of the RMS norm of the outputs
+    output_norm_eps: float = renamed("norm_eps", 1e-5)  # eps of the RMS norm of the outputs
     gate: Literal["smooth", "hard"] = added("smooth")  # "hard": gates reach their bounds (docs/length.md)
 
     def build(self, d_model: int, layers: int) -> "HGRN2":
@@ -56,13 +56,13 @@ class HGRN2(Mixer):
         check_eigenvalues("HGRN2", config.eigenvalues)
         check_gate("HGRN2", config.gate)
         check_sizes("HGRN2", heads=config.heads)
-        check_eps("HGRN2", norm_eps=config.norm_eps)
+        check_eps("HGRN2", output_norm_eps=config.output_norm_eps)
         self.config, self.heads = config, config.heads
         self.K = divide("HGRN2", d_model, config.heads, "heads")
         self.to_q, self.to_f, self.to_i, self.to_out = (
             nn.Linear(d_model, d_model, bias=False) for _ in range(4)
         )
-        self.norm = RMSNorm(d_model, eps=config.norm_eps)
+        self.norm = RMSNorm(d_model, eps=config.output_norm_eps)
 
     def forward(
         self,

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from statetrack.config import added
+from statetrack.config import added, renamed
 from statetrack.layers.checks import check_eps, check_sizes, divide
 from statetrack.layers.convolution import ShortConvolution
 from statetrack.layers.hard_gates import check_gate, chosen_gates, gate_values, shown_hard
@@ -37,7 +37,7 @@ class Mamba2Config:
     expand: int = 2  # channels over d_model
     groups: int = 1  # number of groups of heads; those of a group share B and C
     convolution: int = 4  # width of the short convolution of x, B and C
-    norm_eps: float = 1e-5  # eps of the gated RMS norm of the outputs
+    output_norm_eps: float = renamed("norm_eps", 1e-5)  # eps of the gated RMS norm of the outputs
     gate: Literal["smooth", "hard"] = added("smooth")  # "hard": gates reach their bounds (docs/length.md)
 
     def build(self, d_model: int, layers: int) -> "Mamba2":
@@ -71,7 +71,7 @@ class Mamba2(Mixer):
         check_gate("Mamba2", config.gate)
         sizes = {"d_state": config.d_state, "expand": config.expand, "groups": config.groups}
         check_sizes("Mamba2", heads=config.heads, convolution=config.convolution, **sizes)
-        check_eps("Mamba2", norm_eps=config.norm_eps)
+        check_eps("Mamba2", output_norm_eps=config.output_norm_eps)
         self.config, self.heads = config, config.heads
         self.width = config.expand * d_model
         divide("Mamba2", self.width, config.heads, "heads")
@@ -82,7 +82,7 @@ class Mamba2(Mixer):
         self.dt_bias = no_weight_decay(nn.Parameter(log_uniform_steps(config.heads)))
         self.A_log = no_weight_decay(nn.Parameter(torch.arange(1, config.heads + 1).float().log()))
         self.D = no_weight_decay(nn.Parameter(torch.ones(config.heads)))
-        self.norm = RMSNorm(self.width, eps=config.norm_eps)
+        self.norm = RMSNorm(self.width, eps=config.output_norm_eps)
         self.out_proj = nn.Linear(self.width, d_model, bias=False)
         with torch.no_grad():
             # the residual stream sums the outputs of all blocks

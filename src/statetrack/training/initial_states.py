@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from statetrack.errors import UserError
 from statetrack.layers import Model
 from statetrack.spec import RunSpec
 from statetrack.tasks import Batch, WordProblem
@@ -43,16 +42,8 @@ def carried_states(spec: RunSpec, model: Model) -> dict[str, Tensor]:
 
 def empty_states(model: Model, batch: int) -> list[Any]:
     """A state per layer, as `Model.forward` takes them."""
-    states = []
-    for block in model.blocks:
-        mixer: Any = block.mixer
-        states.append(mixer.empty_state(batch) if hasattr(mixer, "empty_state") else None)
-        if states[-1] is None:
-            raise UserError(
-                f'training: initial_states other than "empty" need a mixer with a state of known form, which '
-                f"{type(mixer).__name__} does not offer. Use a DeltaNet, or leave initial_states out."
-            )
-    return states
+    mixers: list[Any] = [block.mixer for block in model.blocks]
+    return [mixer.empty_state(batch) for mixer in mixers]  # `RunSpec` refuses mixers without them
 
 
 def _tensors(states: Sequence[Any]) -> list[Tensor]:
