@@ -43,7 +43,7 @@ STAGES: dict[str, dict[str, Any]] = {
 }
 
 seeds = sys.argv[1:2] or ["0", "1", "2"]
-shorter = {"steps": int(sys.argv[2])} if len(sys.argv) > 2 else {}
+shorter: dict[str, Any] = {"steps": int(sys.argv[2])} if len(sys.argv) > 2 else {}
 for seed in seeds:
     initial = None
     for name, options in STAGES.items():

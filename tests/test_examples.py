@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 import sys
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,17 @@ def test_smooth_and_hard_gates_are_trained_and_measured(tmp_path):
     chosen = {(s["model"]["mixer"]["gate"], s["model"]["mixer"]["beta"]) for s in specs}
     assert chosen == {("smooth", "sigmoid"), ("hard", "hard")}
     assert len(specs) == 18
+
+
+def test_the_stages_of_a_curriculum_start_from_each_other(tmp_path):
+    """Three steps of each stage: what is printed, not how good it is."""
+    lines = output_of("full_s5.py", "1", "3", cwd=tmp_path).splitlines()
+    stages = sorted(tmp_path.glob("results/full-s5/1/*"))
+    assert [line.split()[2] for line in lines] == [stage.name for stage in stages]
+    specs = [json.loads((stage / "spec.json").read_text()) for stage in stages]
+    weights = [sha256((stage / "model.safetensors").read_bytes()).hexdigest() for stage in stages]
+    assert [spec["initial"] for spec in specs] == ["", *weights[:-1]]
+    assert [spec["model"]["mixer"]["beta"] for spec in specs] == ["sigmoid"] * 3 + ["hard"]
 
 
 def test_every_example_is_short_and_tested():

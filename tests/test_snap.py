@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from statetrack.cli import main
 from statetrack.errors import UserError
+from statetrack.files import save_tensors, write_json
 from statetrack.layers import model_config
 from statetrack.layers.model import Model
 from statetrack.run import load_run, run
@@ -255,6 +256,34 @@ def test_a_trained_tracker_that_drifts_is_exact_once_snapped(trained, capsys):
     kept = {"embedding.weight", "blocks.0.mixer.to_q.weight", "blocks.0.mixer.to_out.weight"}
     assert all(torch.equal(model.state_dict()[name], snapped.state_dict()[name]) for name in kept)
     main(["snap", str(trained), "--length", "10", "--sequences", "1"])  # again into the same folder
+
+
+def test_a_tied_model_is_snapped_with_a_head_of_its_own(trained, tmp_path, capsys):
+    """Its head is fitted again, and its embedding, from which keys and values are computed, is kept."""
+    spec, model = load_run(trained)
+    tied = replace(spec, model=replace(spec.model, tied=True))
+    other = Model(tied.model, spec.task.vocab_size, spec.task.n_classes)
+    other.load_state_dict({k: x for k, x in model.state_dict().items() if k != "head.weight"})
+    snapped = snap(other, tied)
+    assert snapped.read_out == "fitted again"
+    assert not snapped.model.config.tied
+    assert torch.equal(snapped.model.embedding.weight, model.embedding.weight)
+    assert check(snapped.model, tied, 5_000, 2, states=snapped.states).first_error is None
+    write_json(tmp_path / "run/spec.json", tied.to_dict())
+    save_tensors(tmp_path / "run/model.safetensors", other.state_dict())
+    main(["snap", str(tmp_path / "run"), "--length", "100", "--sequences", "1"])
+    read_again = load_run(tmp_path / "run-snapped")[1]
+    assert torch.equal(read_again.head.weight, snapped.model.head.weight)
+
+
+@pytest.mark.parametrize("command", ["snap", "diagnose"])
+def test_seeds_and_lengths_out_of_range_are_named(command, trained, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main([command, str(trained), "--seed", "99999999999999999999"])
+    assert "seed is 99999999999999999999, expected a whole number" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        main([command, str(trained), {"snap": "--length", "diagnose": "--longest"}[command], "0"])
+    assert re.search(r"(length|longest) is 0, expected at least", capsys.readouterr().err)
 
 
 def test_a_run_is_not_overwritten(trained, capsys):

@@ -139,10 +139,10 @@ def from_dict(data: Any, where: str = "spec") -> Any:
     cls = find(f"{where}: kind", data["kind"], _KINDS)
     hints = typing.get_type_hints(cls)
     known = {f.name: hints[f.name] for f in dataclasses.fields(cls)}
-    now = {f.metadata["was"]: f.name for f in dataclasses.fields(cls) if "was" in f.metadata}
+    now: dict[str, str] = {f.metadata["was"]: f.name for f in dataclasses.fields(cls) if "was" in f.metadata}
     values = {}
-    for name, value in data.items():
-        name = now.get(name, name)
+    for key, value in data.items():
+        name: str = now.get(key, key)
         if name == "kind":
             continue
         if name not in known:

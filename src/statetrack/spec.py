@@ -138,6 +138,12 @@ for _cls in (RunSpec, TrainingConfig, EvaluationConfig):
     register_kind(_cls)  # as tasks and models are where they have their names
 
 
+def check_seed(name: str, seed: int) -> None:
+    """Refuse seeds that a generator does not take."""
+    if not 0 <= seed < 2**63:
+        raise UserError(f"{name} is {seed}, expected a whole number from 0 to 2^63 - 1.")
+
+
 def _check(spec: RunSpec) -> None:
     t, e = spec.training, spec.evaluation
     at_least = {
@@ -172,8 +178,7 @@ def _check(spec: RunSpec) -> None:
         if not 0 <= getattr(t, name) < 1:
             raise UserError(f"training: {name} is {getattr(t, name)}, expected at least 0 and below 1.")
     for name, seed in (("seed", spec.seed), ("eval_seed", e.eval_seed)):
-        if not 0 <= seed < 2**63:
-            raise UserError(f"{name} is {seed}, expected a whole number from 0 to 2^63 - 1.")
+        check_seed(name, seed)
     shortest = spec.task.shortest
     low, high = t.train_lengths if t.train_lengths and len(t.train_lengths) == 2 else (0, 0)
     if not shortest <= low <= high:

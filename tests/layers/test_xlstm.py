@@ -150,6 +150,15 @@ def test_unknown_bias_inits_are_refused(name):
         build(name, vocab_size=7, bias_init="standart")
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("proj_factor", 0.0), ("proj_factor", float("nan")), ("convolution", 0), ("qkv_block", 0), ("heads", 0)],
+)
+def test_sizes_that_make_no_mlstm_are_refused(field, value):
+    with pytest.raises(UserError, match=f"MLSTM: {field} is {value}, expected a"):
+        MLSTMConfig(**{field: value}).build(16, 1)
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("eigenvalues", ["[0,1]", "[-1,1]"])
 def test_without_normaliser_the_mlstm_reads_its_memory_as_it_is(eigenvalues):

@@ -12,7 +12,7 @@ from statetrack.horizon import FARTHEST, horizon_in_training
 from statetrack.layers import model_config
 from statetrack.run import load_run, run
 from statetrack.spec import EvaluationConfig, RunSpec, TrainingConfig
-from statetrack.tasks import WordProblem, group, task
+from statetrack.tasks import Batch, WordProblem, answer_positions, group, task
 from statetrack.training import Options
 from statetrack.training.graph_step import GraphStep
 from statetrack.training.initial_states import InitialStates
@@ -269,6 +269,25 @@ def test_isometry_brings_betas_to_their_bounds(spec, change):
     for _ in range(60):
         step()
     assert lost() < 0.1 * before
+
+
+def test_isometry_leaves_out_what_follows_the_answer(small_spec):
+    """Words of several lengths are padded; other tokens in place of the padding change nothing."""
+    model = model_config("deltanet-no-conv", d_model=8, heads=2)
+    training = TrainingConfig(steps=1, batch=8, train_lengths=(3, 12), isometry=1.0)
+    spec = replace(small_spec, task=task("parity"), model=model, training=training)
+    spec = replace(spec, evaluation=EvaluationConfig()).resolved()
+    step = GraphStep(spec, new_state(spec, CPU), source_of(spec, CPU), print)
+    batch = spec.task.sample(8, (3, 12), torch.Generator().manual_seed(0))
+    after = torch.arange(batch.inputs.shape[1]) > answer_positions(batch.targets)
+    assert after.any()
+
+    def loss(inputs):
+        return step._loss(*step._arguments(Batch(inputs, batch.targets), None))[0]
+
+    same, other = (loss(torch.where(after, token, batch.inputs)) for token in (0, 1))
+    assert same == loss(batch.inputs) == other
+    assert loss(torch.where(after, batch.inputs, 0)) != same
 
 
 def test_without_isometry_nothing_is_collected(spec):

@@ -8,6 +8,7 @@ from statetrack.commands.flags import parse, take_first, take_plugins
 from statetrack.errors import UserError
 from statetrack.horizon import BREAK, Diagnosis, diagnose
 from statetrack.run import load_run
+from statetrack.spec import check_seed
 
 SHOWN = 12  # rows of the table
 
@@ -31,8 +32,11 @@ def main(arguments: Sequence[str]) -> None:
         raise UserError("diagnose: give the folder of a finished run first.")
     if options.sequences < 8:
         raise UserError(f"diagnose: sequences is {options.sequences}, expected at least 8.")
+    check_seed("diagnose: seed", options.seed)
     spec, model = load_run(run)
-    longest = options.longest or 32 * (spec.training.train_lengths or (0, 32))[1]
+    longest = options.longest
+    if longest is None:
+        longest = 32 * (spec.training.train_lengths or (0, 32))[1]
     print(as_text(diagnose(model, spec, longest, options.sequences, options.seed)))
 
 

@@ -1,7 +1,7 @@
 """statetrack snap: a trained group tracker with its learned reflections rounded to exact permutations."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from statetrack.files import save_tensors, write_json
 from statetrack.run import load_run
 from statetrack.snapping import Check, Snapped, check, snap
 from statetrack.snapping.snap import TOLERANCE
-from statetrack.spec import RunSpec
+from statetrack.spec import RunSpec, check_seed
 
 REPORT = "snap.json"
 
@@ -38,6 +38,7 @@ def main(arguments: Sequence[str]) -> None:
     for name, value in (("length", options.length), ("sequences", options.sequences)):
         if value < 1:
             raise UserError(f"snap: {name} is {value}, expected at least 1.")
+    check_seed("snap: seed", options.seed)
     out = options.out or Path(run.rstrip("/") + "-snapped")
     if (out / "spec.json").exists() and not (out / REPORT).exists():
         raise UserError(f"snap: {out} holds a run, which would be overwritten. Choose another --out.")
@@ -101,5 +102,5 @@ def _write(folder: Path, spec: RunSpec, snapped: Snapped, about: dict[str, Any])
     numbers = "read_out", "learned_right", "commonest", "learned_margin", "margin", "transition_error"
     report = {"heads": [asdict(h) for h in snapped.heads]} | {n: getattr(snapped, n) for n in numbers}
     write_json(folder / REPORT, about | report)
-    write_json(folder / "spec.json", spec.to_dict())
+    write_json(folder / "spec.json", replace(spec, model=snapped.model.config).to_dict())
     save_tensors(folder / "model.safetensors", snapped.model.state_dict(), {"snapped": "true"})

@@ -1,5 +1,6 @@
 """The mLSTM block of xLSTM (Beck et al. 2024): a linear RNN with one forget gate per head, of either sign."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -8,9 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from statetrack.config import added
-from statetrack.errors import unknown_name
+from statetrack.errors import UserError, unknown_name
 from statetrack.layers.block_diagonal import dense_products, may_be_dense
-from statetrack.layers.checks import divide
+from statetrack.layers.checks import check_sizes, divide
 from statetrack.layers.convolution import ShortConvolution
 from statetrack.layers.fusion import fuses, joined_product, may_read
 from statetrack.layers.hard_gates import check_gate, chosen_gates, gate_values, hard_logits, shown_hard
@@ -91,6 +92,10 @@ class MLSTM(Mixer):
             raise unknown_name("MLSTM: bias_init", config.bias_init, BIASES)
         check_eigenvalues("MLSTM", config.eigenvalues)
         check_gate("MLSTM", config.gate)
+        sizes = {"heads": config.heads, "qkv_block": config.qkv_block, "convolution": config.convolution}
+        check_sizes("MLSTM", **sizes)
+        if not (config.proj_factor > 0 and math.isfinite(config.proj_factor)):
+            raise UserError(f"MLSTM: proj_factor is {config.proj_factor}, expected a number above 0.")
         self.config, self.heads = config, config.heads
         width = round_up(config.proj_factor * d_model)
         K = divide("MLSTM", width, config.heads, "heads")

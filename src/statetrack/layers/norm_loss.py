@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from statetrack.layers.hard_gates import gate_values
@@ -34,10 +35,18 @@ def collected_norm_loss(model: nn.Module, on: bool = True) -> Iterator[list[Tens
 
 
 def report_norm_loss(mixer: Any, beta_logits: Tensor, gates: dict[str, Tensor]) -> None:
-    """Add what the betas and the gates of a delta rule lose to the mixer's list, if anybody asks."""
+    """Add 1 - e^2 of the betas and of the gates of a delta rule to the mixer's list, if anybody asks."""
     if mixer.norm_losses is None:
         return
     learned = [1 - beta_values(beta_logits, mixer.beta_max, mixer.hard_beta)]
     if "g" in gates or "a" in gates:
         learned.append(gate_values(gates))
-    mixer.norm_losses.extend((1 - e.square()).mean() for e in learned)
+    mixer.norm_losses.extend(1 - e.square() for e in learned)
+
+
+def mean_norm_loss(reports: list[Tensor], real: Tensor | None = None) -> Tensor:
+    """The sum of the means of the reports, (B, T, ...) each; over the positions that are `real`, (B, T)."""
+    if real is None:
+        return torch.stack([lost.mean() for lost in reports]).sum()
+    by_token = torch.stack([lost.flatten(2).mean(2) for lost in reports]).sum(0)
+    return torch.where(real, by_token, 0).sum() / real.sum()

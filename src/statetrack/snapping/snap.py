@@ -1,7 +1,7 @@
 """Round the reflections that a tracker has learned to exact ones, and check what it then answers."""
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -125,7 +125,7 @@ def round_transitions(
             "a transition may be as near to another permutation."
         )
     problem, group = problem_of(spec)
-    model = copy.deepcopy(model).eval()
+    model = _copy_with_own_head(model).eval()
     mixer = mixer_of(model)
     learned = read(model, mixer, problem.elements, problem.bos)
     heads, exact = _round_heads(learned, mixer, group, tolerance)
@@ -138,6 +138,16 @@ def round_transitions(
     error = _transition_error(read(model, mixer, problem.elements, problem.bos), exact)
     check_written(error, learned)
     return model, heads, _exact_states(learned, exact, group, mixer, problem.bos), error
+
+
+def _copy_with_own_head(model: Model) -> Model:
+    """A copy that is not tied: fitting its head again leaves the embedding, and with it the keys, alone."""
+    if not model.config.tied:
+        return copy.deepcopy(model)
+    sizes = model.embedding.num_embeddings, model.head.out_features
+    untied = Model(replace(model.config, tied=False), *sizes)
+    untied.load_state_dict(model.state_dict() | {"head.weight": model.head.weight})
+    return untied
 
 
 def _round_heads(

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from statetrack.layers.norm_loss import collected_norm_loss
+from statetrack.layers.norm_loss import collected_norm_loss, mean_norm_loss
 from statetrack.ops.adamw import RecordedAdamW, recorded_adamw
 from statetrack.ops.backends import prefers_triton
 from statetrack.ops.checks import is_checked
@@ -27,7 +27,7 @@ from statetrack.training.optimizer import learning_rate, learning_rates
 from statetrack.training.packing import Packer
 from statetrack.training.precision import autocast
 from statetrack.training.protocols import WHOLE, Source
-from statetrack.training.source import read_where_labelled
+from statetrack.training.source import read_where_labelled, real_positions
 from statetrack.training.state import TrainingState
 
 EAGER_FIRST = 2  # steps of a width that run before it is captured: they load and compile what it needs
@@ -180,7 +180,8 @@ class GraphStep:
             smoothing=training.label_smoothing,
         )
         if training.isometry:
-            loss = loss + training.isometry / len(self.state.model.blocks) * torch.stack(lost).sum()
+            real = real_positions(self.spec.task, inputs, options.get("at"), targets)
+            loss = loss + training.isometry / len(self.state.model.blocks) * mean_norm_loss(lost, real)
         return loss, states, result
 
     def _arguments(self, batch: Batch, states: list[Any] | None) -> tuple[Tensor, dict[str, Any], Tensor]:

@@ -39,6 +39,20 @@ def read_where_labelled(task: Task, batch: Batch) -> tuple[Tensor, dict[str, Any
     return batch.inputs, {"at": at}, batch.targets.gather(1, at)
 
 
+def real_positions(task: Task, inputs: Tensor, at: Tensor | None, targets: Tensor) -> Tensor | None:
+    """Which of the `inputs` (B, T) come before the padding of a batch; None where there is no padding.
+
+    A row is real up to its last label. Dense tasks have letters beyond it. Of a packed batch, one row, the
+    answers are `at` several positions, and what follows the last is left over.
+    """
+    if task.labels not in ("last", "given"):
+        return None
+    position = torch.arange(inputs.shape[1], device=inputs.device)
+    if at is None:
+        at = torch.where(targets != IGNORE, position, -1)
+    return position <= at.amax(1, keepdim=True)
+
+
 def batch_length(spec: RunSpec, step: int) -> int:
     """The length of a step's sequences, or the longest where they mix. No state, so runs resume anywhere."""
     low, high = spec.training.train_lengths or (1, 1)
