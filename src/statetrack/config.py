@@ -142,7 +142,7 @@ def from_dict(data: Any, where: str = "spec") -> Any:
     now: dict[str, str] = {f.metadata["was"]: f.name for f in dataclasses.fields(cls) if "was" in f.metadata}
     values = {}
     for key, value in data.items():
-        name: str = now.get(key, key)
+        name = str(now.get(key, key))
         if name == "kind":
             continue
         if name not in known:
