@@ -73,15 +73,15 @@ def test_smooth_and_hard_gates_are_trained_and_measured(tmp_path):
     assert len(specs) == 18
 
 
-def test_the_stages_of_a_curriculum_start_from_each_other(tmp_path):
+def test_the_long_stage_starts_from_the_weights_of_the_short_one(tmp_path):
     """Three steps of each stage: what is printed, not how good it is."""
-    lines = output_of("full_s5.py", "1", "3", cwd=tmp_path).splitlines()
-    stages = sorted(tmp_path.glob("results/full-s5/1/*"))
-    assert [line.split()[2] for line in lines] == [stage.name for stage in stages]
-    specs = [json.loads((stage / "spec.json").read_text()) for stage in stages]
-    weights = [sha256((stage / "model.safetensors").read_bytes()).hexdigest() for stage in stages]
-    assert [spec["initial"] for spec in specs] == ["", *weights[:-1]]
-    assert [spec["model"]["mixer"]["beta"] for spec in specs] == ["sigmoid"] * 3 + ["hard"]
+    lines = output_of("short_then_long.py", "s5", "1", "3", cwd=tmp_path).splitlines()
+    assert [line.split()[:3] for line in lines] == [["s5", "1", "1-short"], ["s5", "1", "2-long"]]
+    short, long = sorted(tmp_path.glob("results/short-then-long/*"))
+    weights = sha256((short / "model.safetensors").read_bytes()).hexdigest()
+    first, then = (json.loads((stage / "spec.json").read_text()) for stage in (short, long))
+    assert (first["initial"], then["initial"]) == ("", weights)
+    assert (first["training"]["train_lengths"], then["training"]["train_lengths"]) == ([2, 2], [32, 32])
 
 
 def test_every_example_is_short_and_tested():

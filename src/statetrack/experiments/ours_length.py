@@ -115,10 +115,7 @@ def _spec(panel: str, model: NamedModel, setting: Setting, training: TrainingCon
 
 
 def runs(scale: Scale, seeds: int | None = None) -> list[LabelledRun]:
-    """Fourteen settings of four problems, one fewer of full S5; at paper scale 3 seeds each: 165 runs.
-
-    At quick scale two problems, 84 runs.
-    """
+    """Every setting of four problems, one fewer of full S5, with 3 seeds; at quick scale two problems."""
     check_scale(scale)
     found = []
     for panel, model in MODELS.items():
