@@ -85,7 +85,10 @@ PEER_OPTIONS: dict[str, tuple[str, str]] = {
     "hidden_ratio": ("fla", "mlp_ratio"),
     "intermediate_size": ("fla and transformers", "mlp_ratio, the width of the MLP divided by d_model"),
     "d_intermediate": ("mamba-ssm", "mlp_ratio, the width of the MLP divided by d_model"),
-    "norm_eps": ("fla", "norm_eps of the model, head_norm_eps of a DeltaNet mixer"),
+    "norm_eps": (
+        "fla",
+        "norm_eps of the model, head_norm_eps of a DeltaNet mixer, output_norm_eps of Mamba-2 and HGRN2",
+    ),
     "rms_norm": ("mamba-ssm", 'norm="rms" for True, norm="layer" for False'),
     "rms_norm_eps": ("transformers", "norm_eps"),
     "layer_norm_epsilon": ("transformers", "norm_eps"),
