@@ -3,7 +3,7 @@
     python examples/short_then_long.py                   full S5 and Z60, seeds 0, 1 and 2
     python examples/short_then_long.py s5 1              one of them with one seed; a second call goes on
 
-Trained on 32 letters at once such a layer learns which permutations are even, and little more. On two letters
+Trained on 32 letters at once such a layer learns little: at best which permutations are even. On two letters
 it learns them all, if nothing else in the network can remember 120 x 120 products: it has no MLP. Sequences
 go on from batch to batch while their answers are right, so they become long although a batch is not
 (docs/length.md). The second stage starts from the weights of the first, and makes the reflections exact.
