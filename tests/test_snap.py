@@ -25,6 +25,7 @@ from statetrack.snapping.geometry import (
     kinds,
     reflections,
     representation,
+    representations,
     swaps_from_keys,
 )
 from statetrack.snapping.learned import read
@@ -73,6 +74,42 @@ def test_the_representation_multiplies_as_the_group_does(kind):
         np.testing.assert_allclose(R[b] @ R[a], R[s4.then[a, b]], atol=1e-12)
 
 
+@pytest.mark.parametrize("m", [2, 3, 4, 5, 12, 60])
+def test_every_rotation_of_a_cyclic_group_is_a_product_of_at_most_two_reflections(m):
+    cyclic = group(f"Z{m}")
+    found = representations(cyclic)
+    assert len(found) == m // 2
+    for w, rotations in enumerate(found, start=1):
+        R = rotations.matrices
+        a, b = np.divmod(np.arange(m * m), m)
+        np.testing.assert_allclose(R[b] @ R[a], R[cyclic.then[a, b]], atol=1e-12)
+        for x in range(m):
+            vectors = rotations.reflections(x)
+            np.testing.assert_allclose(product(vectors, len(R[x])), R[x], atol=1e-12)
+            assert len(vectors) == (0 if w * x % m == 0 else len(R[x]))
+
+
+@pytest.mark.parametrize("mirrored", [False, True])
+@pytest.mark.parametrize("w", range(1, 7))
+def test_noisy_rotations_are_rounded_to_their_own(w, mirrored):
+    """In a plane of either orientation; a rotation by w/12 and one by -w/12 are the same up to a mirror."""
+    rng, z12 = np.random.default_rng(w), group("Z12")
+    exact = representations(z12)[w - 1]
+    r = exact.matrices.shape[1]
+    T = random_isometry(rng, 6, r)
+    R = exact.matrices.swapaxes(1, 2) if mirrored else exact.matrices
+    learned = np.eye(6) + T @ (R - np.eye(r)) @ T.T + 0.01 * rng.standard_normal((12, 6, 6))
+    found, fit = _best_fit(learned, z12, np.arange(12))
+    assert found.name == exact.name == f"rotation by {w}/12 of a turn"
+    np.testing.assert_allclose(fit.isometry @ fit.isometry.T, T @ T.T, atol=0.1)
+    vectors = [found.reflections(x) for x in range(12)]
+    assert _why_not(fit, np.arange(12), vectors, found, z12, 2, 0.25) == ""
+    # one token at the angle of its neighbour
+    learned[5] = learned[6]
+    found, fit = _best_fit(learned, z12, np.arange(12))
+    assert _why_not(fit, np.arange(12), vectors, found, z12, 2, 0.7) != ""
+
+
 @settings(max_examples=25, deadline=None)
 @given(n=st.integers(3, 6), seed=st.integers(0, 2**32 - 1), noise=st.floats(0, 0.02))
 def test_noisy_reflections_are_rounded_to_their_swaps(n, seed, noise):
@@ -108,8 +145,8 @@ def test_elements_are_further_apart_than_twice_the_tolerance(name):
 
 def test_parity_is_a_sign_and_not_the_trivial_representation():
     learned = np.stack([np.eye(4), np.diag([1.0, 1.0, -0.95, 1.0])])
-    kind, fit = _best_fit(learned, group("S2"), np.arange(2))
-    assert kind == "standard"
+    nearest, fit = _best_fit(learned, group("S2"), np.arange(2))
+    assert nearest.name == "standard representation"
     assert fit.misfit.max() == pytest.approx(0.05)
     np.testing.assert_array_equal(fit.nearest, [0, 1])
 
@@ -166,7 +203,7 @@ def noisy_tracker(noise=1e-3):
     T = random_isometry(rng, 16, 3)
     vectors = [reflections(p.tolist()) @ T.T for p in s4.permutations]
     keys, centre = fit_values(vectors, T, rng.standard_normal((3, 16)))
-    write(mixer, learned, [ExactHead(1, "standard", keys, T, centre)])
+    write(mixer, learned, [ExactHead(1, representations(s4)[0], keys, T, centre)])
     with torch.no_grad():
         mixer.to_k.weight.add_(noise * mixer.to_k.weight.std() * torch.randn_like(mixer.to_k.weight))
         mixer.to_beta.weight.mul_(0.05)  # betas short of 2
@@ -184,6 +221,40 @@ def test_products_of_several_reflections_are_rounded():
     with torch.no_grad():
         found, drifted = (m(batch.inputs)[1][0].S[:, 1] for m in (rounded, model))
     expected = states.S[batch.targets[:, -1], 1]
+    torch.testing.assert_close(found, expected, rtol=0, atol=0.01 * states.separation)
+    assert (drifted - expected).norm() > states.separation
+
+
+def test_heads_that_tell_residues_apart_only_together_are_rounded_together():
+    """Z12 by its residues modulo 4 and 3: after 3,000 tokens the state is still that of the sum so far."""
+    config = model_config("deltanet-no-conv", householders=2, d_model=32, heads=2)
+    spec = RunSpec(WordProblem("Z12"), config).resolved()
+    torch.manual_seed(0)
+    model, rng, z12 = Model(config, 13, 13), np.random.default_rng(0), group("Z12")
+    mixer = model.get_submodule("blocks.0.mixer")
+    with torch.no_grad():
+        model.embedding.weight.normal_()
+        mixer.to_v.weight.mul_(4)
+    learned = read(model, mixer, spec.task.elements, spec.task.bos)
+    exact = []
+    for head, w in enumerate((3, 4)):
+        rotations, T = representations(z12)[w - 1], random_isometry(rng, 16, 2)
+        vectors = [rotations.reflections(x) @ T.T for x in range(12)]
+        keys, centre = fit_values(vectors, T, rng.standard_normal((2, 16)))
+        exact.append(ExactHead(head, rotations, keys, T, centre))
+    write(mixer, learned, exact)
+    with torch.no_grad():
+        mixer.to_k.weight.add_(1e-2 * mixer.to_k.weight.std() * torch.randn_like(mixer.to_k.weight))
+    rounded, heads, states, error = round_transitions(model, spec)
+    assert [h.representation for h in heads] == [f"rotation by {w}/12 of a turn" for w in (3, 4)]
+    assert not any(h.refused for h in heads)
+    assert min(h.misfit for h in heads) > 1e-3
+    assert error < 1e-5
+    assert states.separation > 0.1
+    batch = spec.task.sample(4, (3000, 3000), torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        found, drifted = (m(batch.inputs)[1][0].S for m in (rounded, model))
+    expected = states.S[batch.targets[:, -1]]
     torch.testing.assert_close(found, expected, rtol=0, atol=0.01 * states.separation)
     assert (drifted - expected).norm() > states.separation
 
@@ -208,19 +279,17 @@ def test_transitions_that_float32_weights_cannot_hold_are_refused():
 
 def test_a_read_out_that_cannot_tell_the_elements_apart_is_refused():
     spec, model = noisy_tracker()  # whose read-out is random
-    with pytest.raises(UserError, match="does not tell all 24 elements apart"):
+    with pytest.raises(UserError, match=r"does not tell all 24 elements apart .* Silenced was head 0: token"):
         snap(model, spec)
 
 
 def test_too_few_reflections_per_token_are_said_to_be_too_few():
     s4 = group("S4")
-    R, tokens = representation(s4.permutations), np.arange(24)
-    vectors = [reflections(p.tolist()) for p in s4.permutations]
+    standard, tokens = representations(s4)[0], np.arange(24)
+    R, vectors = standard.matrices, [standard.reflections(x) for x in range(24)]
     fit = fit_isometry(R, R, R)
-    assert _why_not(fit, tokens, vectors, s4.permutations, 3, 0.25) == ""
-    assert "needs 3 reflections, and the layer has 2" in _why_not(
-        fit, tokens, vectors, s4.permutations, 2, 0.25
-    )
+    assert _why_not(fit, tokens, vectors, standard, s4, 3, 0.25) == ""
+    assert "needs 3 reflections, and the layer has 2" in _why_not(fit, tokens, vectors, standard, s4, 2, 0.25)
 
 
 SWAPS_OF_S3 = RunSpec(
@@ -317,8 +386,8 @@ def test_models_without_exact_transitions_of_tokens_are_refused(changes, reason)
 @pytest.mark.parametrize(
     ("task", "reason"),
     [
-        (WordProblem("Z6"), "expected S_n or A_n"),
-        (WordProblem("1 0 2; 1 2 0"), "expected S_n or A_n"),
+        (WordProblem("Z1"), "expected S_n, A_n or Z_m"),
+        (WordProblem("1 0 2; 1 2 0"), "expected S_n, A_n or Z_m"),
         (WordProblem("S3", tokens_per_element=2), "tokens_per_element is 2, expected 1"),
     ],
 )

@@ -1,4 +1,4 @@
-"""statetrack snap: a trained group tracker with its learned reflections rounded to exact permutations."""
+"""statetrack snap: a trained group tracker, rounded to exact permutations or rotations."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -18,13 +18,13 @@ REPORT = "snap.json"
 
 @dataclass(frozen=True)
 class SnapOptions:
-    """Round the learned reflections of a run to exact permutations: `statetrack snap RUN`.
+    """Round what a run has learned to exact permutations or rotations: `statetrack snap RUN`.
 
     Writes a folder that `load_run` reads, and checks it on fresh sequences of the run's task.
     """
 
     out: Path | None = None  # folder of the snapped model; RUN-snapped when None
-    tolerance: float = TOLERANCE  # largest distance of a token's transition from its permutation
+    tolerance: float = TOLERANCE  # largest distance of a token's transition from its exact one
     length: int = 100_000  # tokens of the sequences it is checked on
     sequences: int = 4  # number of sequences it is checked on
     seed: int = 0  # of these sequences
@@ -62,7 +62,7 @@ def _heads(snapped: Snapped) -> list[str]:
     lines = []
     for h in snapped.heads:
         angles = ", its keys' angles alone give the swaps" if h.swaps_from_angles else ""
-        found = f"rounded: within {h.misfit:.3f} of the {h.representation} representation{angles}"
+        found = f"rounded: within {h.misfit:.3f} of the {h.representation}{angles}"
         lines.append(f"head {h.head}    {found if not h.refused else f'silenced: {h.refused}'}")
     return lines
 

@@ -1,17 +1,19 @@
-"""Exact permutations near learned transitions: the geometry of `statetrack snap`, without models.
+"""Exact permutations and rotations near learned ones: the geometry of `statetrack snap`, without models.
 
 The permutations of n points act on the n - 1 dimensions orthogonal to (1, ..., 1); a swap (i j) is there the
 reflection along e_i - e_j. A tracker that has learned them holds the same matrices in some subspace of its
-keys, turned by some isometry T and with errors: A_x T = T R_x approximately, with R_x exact.
+keys, turned by some isometry T and with errors: A_x T = T R_x approximately, with R_x exact. The residues of
+Z_m act on a plane: 1 is a rotation by w/m of a turn, for some w.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
 
 from statetrack.automata.factor import factor
+from statetrack.tasks.groups import Group
 
 KINDS = ("standard", "standard x sign")
 
@@ -19,6 +21,44 @@ KINDS = ("standard", "standard x sign")
 def kinds(points: int) -> tuple[str, ...]:
     """The representations to try: with the sign, that of S_2 is trivial, and that of S_3 the standard one."""
     return KINDS if points > 3 else KINDS[:1]
+
+
+@dataclass(frozen=True)
+class Representation:
+    """An orthogonal matrix for each element of a group, and the reflections that it is a product of."""
+
+    name: str
+    matrices: np.ndarray  # (order, r, r)
+    reflections: Callable[[int], np.ndarray]  # of an element: unit vectors (n, r), in the order applied
+
+
+def representations(group: Group) -> list[Representation]:
+    """Those that a head can have learned: irreducible over the reals, and, for Z_m, not always faithful."""
+    if group.permutations is None:
+        return [_rotations(group.order, w) for w in range(1, group.order // 2 + 1)]
+    p = group.permutations
+    return [
+        Representation(
+            f"{kind} representation",
+            representation(p, kind),
+            lambda x, kind=kind: reflections(p[x].tolist(), kind),
+        )
+        for kind in kinds(p.shape[1])
+    ]
+
+
+def _rotations(m: int, w: int) -> Representation:
+    """The residue x of Z_m as a rotation by w x / m of a turn; a sign if that of 1 is half a turn."""
+    turns = 2 * np.pi * (w * np.arange(m) % m) / m
+    cos, sin = np.cos(turns), np.sin(turns)
+    R = np.stack([np.stack([cos, -sin], axis=-1), np.stack([sin, cos], axis=-1)], axis=-2)
+    R = R[:, :1, :1] if 2 * w == m else R
+    size = R.shape[1]
+    return Representation(
+        f"rotation by {w}/{m} of a turn",
+        R,
+        lambda x: factor(R[x]).unit().vectors[::-1].reshape(-1, size),
+    )
 
 
 @dataclass(frozen=True)
@@ -68,8 +108,9 @@ def fit_isometry(learned: np.ndarray, exact: np.ndarray, candidates: np.ndarray)
 
         X = argmin over ||X|| = 1 of sum_x ||A_x X - X R_x||^2        T = X (X^T X)^(-1/2)
 
-    If A_x contains the irreducible R_x once, X is a multiple of an isometry (Schur's lemma), and T spans the
-    subspace in which A_x acts as R_x. `candidates` (c, r, r) are the matrices that a token may be rounded to.
+    If A_x contains the irreducible R_x once, X is a multiple of an isometry (Schur's lemma: X^T X commutes
+    with every R_x and is symmetric, so it is a multiple of the identity), and T spans the subspace in which
+    A_x acts as R_x. `candidates` (c, r, r) are the matrices that a token may be rounded to.
     """
     K, r = learned.shape[1], exact.shape[1]
     # the squares, as a quadratic form of the row-major X; R_x is orthogonal

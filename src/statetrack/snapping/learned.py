@@ -38,10 +38,10 @@ def problem_of(spec: RunSpec) -> tuple[WordProblem, Group]:
     if not isinstance(problem, WordProblem):
         raise UserError(f"snap: the task is {type(problem).__name__}, expected a group word problem.")
     found = group(problem.group)
-    if found.permutations is None or problem.group[0] not in "SA" or found.order < 2:
+    if found.name[0] not in "SAZ" or found.order < 2:
         raise UserError(
-            f"snap: the group is {problem.group}, expected S_n or A_n: only permutations of items have an "
-            "exact form that snap knows."
+            f"snap: the group is {problem.group}, expected S_n, A_n or Z_m: snap knows an exact form of "
+            "permutations of items and of rotations only."
         )
     if problem.tokens_per_element != 1:
         raise UserError(

@@ -13,11 +13,10 @@ from statetrack.layers import Model
 from statetrack.layers.deltanet import DeltaNet, DeltaNetState
 from statetrack.snapping.geometry import (
     Fit,
+    Representation,
     fit_isometry,
     fixed_point,
-    kinds,
-    reflections,
-    representation,
+    representations,
     swaps_from_keys,
 )
 from statetrack.snapping.learned import Learned, mixer_of, problem_of, read
@@ -26,7 +25,7 @@ from statetrack.spec import RunSpec
 from statetrack.tasks.groups import Group
 
 TOLERANCE = 0.25  # largest misfit of a token; a swap with the right key has it at beta = 1.75
-LARGEST_TOLERANCE = 0.7  # different elements are at least 2^(1/2) apart
+LARGEST_TOLERANCE = 0.7  # different permutations are at least 2^(1/2) apart
 MARGIN = 1.0  # smallest lead of the right logit; below it the head is fitted again
 SEGMENT = 1000  # tokens per call of the model in `check`
 
@@ -36,8 +35,8 @@ class HeadReport:
     """What one head has learned, and why it was or was not rounded."""
 
     head: int
-    representation: str  # the nearer of the two that snap knows
-    misfit: float  # largest over tokens: spectral norm of A_x T - T R_x; elements are 1.4 or more apart
+    representation: str  # the nearest of those that snap knows
+    misfit: float  # largest over tokens: spectral norm of A_x T - T R_x; permutations are 1.4 or more apart
     refused: str  # why the head is not rounded; "" if it is
     swaps_from_angles: bool | None  # whether the angles of the keys alone give the swaps; None if not swaps
 
@@ -87,13 +86,14 @@ class Snapped:
 
 
 def snap(model: Model, spec: RunSpec, tolerance: float = TOLERANCE) -> Snapped:
-    """A copy of a trained one-layer DeltaNet or DeltaProduct whose transitions are exact permutations.
+    """A copy of a trained one-layer DeltaNet or DeltaProduct with exact permutations or rotations.
 
         spec, model = load_run("results/3f9c0d5a7b21")
         snap(model, spec).model
 
-    Heads whose transitions are within `tolerance` of permutations of the items are rounded to them, the
-    others are silenced. What cannot be rounded is a `UserError` that says why.
+    Heads whose transitions are within `tolerance` of permutations of the items (for S_n and A_n) or of
+    rotations (for Z_m), and nearest to those of their own elements, are rounded to them, the others are
+    silenced. What cannot be rounded is a `UserError` that says why.
     """
     model, heads, states, error = round_transitions(model, spec, tolerance)
     leads, labels = _leads(model, states), _hidden(model, states)[1]
@@ -104,10 +104,11 @@ def snap(model: Model, spec: RunSpec, tolerance: float = TOLERANCE) -> Snapped:
         leads, read_out = _leads(model, states), "fitted again"
     margin = float(leads.min())
     if margin <= 0:
+        silenced = "".join(f" Silenced was head {h.head}: {h.refused}." for h in heads if h.refused)
         raise UserError(
             "snap: the transitions can be rounded, but what the model reads from the exact states does not "
             f"tell all {states.group.order} elements apart (margin {margin:.3g}), also with its head fitted "
-            "again. Train longer."
+            f"again.{silenced} Train longer."
         )
     return Snapped(model, heads, read_out, right, commonest, before, margin, error, states)
 
@@ -122,7 +123,7 @@ def round_transitions(
     if not 0 < tolerance <= LARGEST_TOLERANCE:
         raise UserError(
             f"snap: tolerance is {tolerance:g}, expected above 0 and at most {LARGEST_TOLERANCE}: beyond it "
-            "a transition may be as near to another permutation."
+            "a transition may be as near to another element."
         )
     problem, group = problem_of(spec)
     model = _copy_with_own_head(model).eval()
@@ -132,7 +133,7 @@ def round_transitions(
     if not exact:
         reasons = "; ".join(f"head {h.head}: {h.refused}" for h in heads)
         raise UserError(
-            f"snap: no head has learned the permutations of {problem.group}: {reasons}. Train longer."
+            f"snap: no head has learned the {_noun(group)}s of {problem.group}: {reasons}. Train longer."
         )
     write(mixer, learned, exact)
     error = _transition_error(read(model, mixer, problem.elements, problem.bos), exact)
@@ -153,40 +154,36 @@ def _copy_with_own_head(model: Model) -> Model:
 def _round_heads(
     learned: Learned, mixer: DeltaNet, group: Group, tolerance: float
 ) -> tuple[list[HeadReport], list[ExactHead]]:
-    assert group.permutations is not None
-    permutations = group.permutations[learned.tokens]
     heads, exact = [], []
     for head in range(mixer.heads):
         A = learned.transitions[head]
-        kind, fit = _best_fit(A, group, learned.tokens)
-        vectors = [reflections(p.tolist(), kind) for p in permutations]
-        refused = _why_not(fit, learned.tokens, vectors, permutations, mixer.config.householders, tolerance)
-        angles = _angles(learned, head, permutations)
-        heads.append(HeadReport(head, kind, float(fit.misfit.max()), refused, angles))
+        nearest, fit = _best_fit(A, group, learned.tokens)
+        vectors = [nearest.reflections(int(x)) for x in learned.tokens]
+        most = mixer.config.householders
+        refused = _why_not(fit, learned.tokens, vectors, nearest, group, most, tolerance)
+        angles = _angles(learned, head, group)
+        heads.append(HeadReport(head, nearest.name, float(fit.misfit.max()), refused, angles))
         if not refused:
             T = fit.isometry
             centre = fixed_point(A, learned.offsets[head], T)
             keys, centre = fit_values([v @ T.T for v in vectors], T, centre)
-            exact.append(ExactHead(head, kind, keys, T, centre))
+            exact.append(ExactHead(head, nearest, keys, T, centre))
     return heads, exact
 
 
-def _best_fit(A: np.ndarray, group: Group, tokens: np.ndarray) -> tuple[str, Fit]:
+def _best_fit(A: np.ndarray, group: Group, tokens: np.ndarray) -> tuple[Representation, Fit]:
     """The representation nearest to the learned transitions, and the fit."""
-    assert group.permutations is not None
-    fits = {}
-    for kind in kinds(group.permutations.shape[1]):
-        all_elements = representation(group.permutations, kind)
-        fits[kind] = fit_isometry(A, all_elements[tokens], all_elements)
-    # where both are the same (A_n), the first
-    return min(fits.items(), key=lambda item: round(item[1].misfit.max(), 6))
+    fits = [(r, fit_isometry(A, r.matrices[tokens], r.matrices)) for r in representations(group)]
+    # where two are the same (A_n), the first
+    return min(fits, key=lambda pair: round(pair[1].misfit.max(), 6))
 
 
 def _why_not(
     fit: Fit,
     tokens: np.ndarray,
     vectors: list[np.ndarray],
-    permutations: np.ndarray,
+    nearest: Representation,
+    group: Group,
     householders: int,
     tolerance: float,
 ) -> str:
@@ -194,26 +191,36 @@ def _why_not(
     worst, longest = int(fit.misfit.argmax()), max(range(len(vectors)), key=lambda x: len(vectors[x]))
     if fit.misfit[worst] > tolerance:
         return (
-            f"token {tokens[worst]} ({_shown(permutations[worst])}) is {fit.misfit[worst]:.2f} from its "
-            f"permutation, more than {tolerance:g}"
+            f"token {_shown(tokens[worst], group)} is {fit.misfit[worst]:.2f} from its {_noun(group)}, more "
+            f"than {tolerance:g}"
         )
-    if np.any(wrong := fit.nearest != tokens):
+    # several elements of Z_m can be the same rotation
+    R = nearest.matrices
+    if np.any(wrong := ~np.isclose(R[fit.nearest], R[tokens]).all((1, 2))):
         x = int(wrong.argmax())
         return f"token {tokens[x]} is nearer to element {fit.nearest[x]} than to its own"
     if len(vectors[longest]) > householders:
         return (
-            f"token {tokens[longest]} ({_shown(permutations[longest])}) needs {len(vectors[longest])} "
+            f"token {_shown(tokens[longest], group)} needs {len(vectors[longest])} "
             f"reflections, and the layer has {householders} per token"
         )
     return ""
 
 
-def _shown(permutation: np.ndarray) -> str:
-    return " ".join(map(str, permutation))
+def _noun(group: Group) -> str:
+    return "rotation" if group.permutations is None else "permutation"
 
 
-def _angles(learned: Learned, head: int, permutations: np.ndarray) -> bool | None:
+def _shown(token: int, group: Group) -> str:
+    permutations = group.permutations
+    return str(token) if permutations is None else f"{token} ({' '.join(map(str, permutations[token]))})"
+
+
+def _angles(learned: Learned, head: int, group: Group) -> bool | None:
     """Whether the keys' angles give the task's swaps, up to the names of the points, without its labels."""
+    if group.permutations is None:
+        return None
+    permutations = group.permutations[learned.tokens]
     moved = permutations != np.arange(permutations.shape[1])
     swaps = np.flatnonzero(moved.any(1))
     if learned.keys.shape[1] != 1 or np.any(moved[swaps].sum(1) != 2):
@@ -226,11 +233,10 @@ def _exact_states(
     learned: Learned, exact: list[ExactHead], group: Group, mixer: DeltaNet, bos: int
 ) -> ExactStates:
     """T (Z + R_g D) and what the start token wrote beside T, for every element g; 0 in silenced heads."""
-    assert group.permutations is not None
     S = np.zeros((group.order, mixer.heads, mixer.K, mixer.V))
     for e in exact:
         T, S0 = e.isometry, learned.start[e.head]
-        R = representation(group.permutations, e.kind)
+        R = e.representation.matrices
         S[:, e.head] = S0 + T @ (e.centre - T.T @ S0 + R @ (T.T @ S0 - e.centre))
     return ExactStates(torch.from_numpy(S).float(), group, torch.from_numpy(learned.tokens), bos)
 

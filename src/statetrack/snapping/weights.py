@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from statetrack.errors import UserError
 from statetrack.layers.deltanet import DeltaNet
+from statetrack.snapping.geometry import Representation
 from statetrack.snapping.learned import Learned
 
 SATURATED = 100.0  # logit of beta: sigmoid is 1 in float32, and at -100 too small to change a state
@@ -22,10 +23,10 @@ class ExactHead:
     """One head with exact transitions: S_t = T (Z + R_t ... R_1 D) + what the start token wrote beside T."""
 
     head: int
-    kind: str  # of representation
+    representation: Representation
     keys: list[np.ndarray]  # per token, (r, K): unit vectors of its reflections in the order applied
-    isometry: np.ndarray  # T (K, n - 1)
-    centre: np.ndarray  # Z (n - 1, V), the fixed point
+    isometry: np.ndarray  # T (K, r)
+    centre: np.ndarray  # Z (r, V), the fixed point
 
 
 def fit_values(keys: list[np.ndarray], isometry: np.ndarray, centre: np.ndarray):
