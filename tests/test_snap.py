@@ -1,4 +1,4 @@
-"""Snapping: exact permutations are found near noisy ones, and a trained tracker becomes exact."""
+"""Snapping: exact transitions are found near noisy ones, and a trained tracker becomes exact."""
 
 import json
 import re
@@ -99,14 +99,14 @@ def test_noisy_rotations_are_rounded_to_their_own(w, mirrored):
     T = random_isometry(rng, 6, r)
     R = exact.matrices.swapaxes(1, 2) if mirrored else exact.matrices
     learned = np.eye(6) + T @ (R - np.eye(r)) @ T.T + 0.01 * rng.standard_normal((12, 6, 6))
-    found, fit = _best_fit(learned, z12, np.arange(12))
+    found, fit = _best_fit(learned, representations(z12), np.arange(12))
     assert found.name == exact.name == f"rotation by {w}/12 of a turn"
     np.testing.assert_allclose(fit.isometry @ fit.isometry.T, T @ T.T, atol=0.1)
     vectors = [found.reflections(x) for x in range(12)]
     assert _why_not(fit, np.arange(12), vectors, found, z12, 2, 0.25) == ""
     # one token at the angle of its neighbour
     learned[5] = learned[6]
-    found, fit = _best_fit(learned, z12, np.arange(12))
+    found, fit = _best_fit(learned, representations(z12), np.arange(12))
     assert _why_not(fit, np.arange(12), vectors, found, z12, 2, 0.7) != ""
 
 
@@ -145,7 +145,7 @@ def test_elements_are_further_apart_than_twice_the_tolerance(name):
 
 def test_parity_is_a_sign_and_not_the_trivial_representation():
     learned = np.stack([np.eye(4), np.diag([1.0, 1.0, -0.95, 1.0])])
-    nearest, fit = _best_fit(learned, group("S2"), np.arange(2))
+    nearest, fit = _best_fit(learned, representations(group("S2")), np.arange(2))
     assert nearest.name == "standard representation"
     assert fit.misfit.max() == pytest.approx(0.05)
     np.testing.assert_array_equal(fit.nearest, [0, 1])

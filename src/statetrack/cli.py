@@ -23,7 +23,7 @@ COMMANDS = {
         "eigenvalues of the transitions a run has learned",
     ),
     "diagnose": ("statetrack.commands.diagnose", "predict the length at which a trained tracker breaks"),
-    "snap": ("statetrack.commands.snap", "round a trained tracker's reflections to exact permutations"),
+    "snap": ("statetrack.commands.snap", "round a trained tracker to exact permutations or rotations"),
     "lm": ("statetrack.commands.lm", "language models: tokenize, pretrain, evaluate, generate"),
     "convert": ("statetrack.commands.convert", "Hugging Face checkpoints in, and out again"),
     "bench": ("statetrack.commands.bench", "time the recurrences against other libraries"),

@@ -154,10 +154,10 @@ def _copy_with_own_head(model: Model) -> Model:
 def _round_heads(
     learned: Learned, mixer: DeltaNet, group: Group, tolerance: float
 ) -> tuple[list[HeadReport], list[ExactHead]]:
-    heads, exact = [], []
+    known, heads, exact = representations(group), [], []
     for head in range(mixer.heads):
         A = learned.transitions[head]
-        nearest, fit = _best_fit(A, group, learned.tokens)
+        nearest, fit = _best_fit(A, known, learned.tokens)
         vectors = [nearest.reflections(int(x)) for x in learned.tokens]
         most = mixer.config.householders
         refused = _why_not(fit, learned.tokens, vectors, nearest, group, most, tolerance)
@@ -171,9 +171,9 @@ def _round_heads(
     return heads, exact
 
 
-def _best_fit(A: np.ndarray, group: Group, tokens: np.ndarray) -> tuple[Representation, Fit]:
+def _best_fit(A: np.ndarray, known: list[Representation], tokens: np.ndarray) -> tuple[Representation, Fit]:
     """The representation nearest to the learned transitions, and the fit."""
-    fits = [(r, fit_isometry(A, r.matrices[tokens], r.matrices)) for r in representations(group)]
+    fits = [(r, fit_isometry(A, r.matrices[tokens], r.matrices)) for r in known]
     # where two are the same (A_n), the first
     return min(fits, key=lambda pair: round(pair[1].misfit.max(), 6))
 
