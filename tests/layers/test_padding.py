@@ -83,6 +83,20 @@ def test_a_padded_piece_goes_on_from_a_padded_piece(name):
         torch.testing.assert_close(y[i, mask[i] == 1], alone[0, len(start) :], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", [name for name in PRESETS if mixer(name).packs])
+def test_a_batch_of_padding_alone_gives_zeros_and_leaves_the_state_as_it_is(name):
+    net = mixer(name)
+    _, state = net(torch.randn(2, 3, 8))
+    mask, x = torch.zeros(2, 4), torch.randn(2, 4, 8)
+    y, after = net(x, state, attention_mask=mask)
+    assert torch.equal(y, torch.zeros(2, 4, 8))
+    following = torch.randn(2, 1, 8)
+    torch.testing.assert_close(net(following, after)[0], net(following, state)[0])
+    y, empty = net(x, attention_mask=mask)
+    assert torch.equal(y, torch.zeros(2, 4, 8))
+    torch.testing.assert_close(net(following, empty)[0], net(following)[0])
+
+
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("name", [*PRESETS, "hybrid"])
 def test_a_model_gives_every_row_the_logits_and_the_loss_that_it_has_alone(name, side):

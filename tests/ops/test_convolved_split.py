@@ -192,7 +192,7 @@ def test_second_derivatives_are_refused():
             {"x": torch.ones(1, 9, 48), "cu_seqlens": torch.tensor([0, 3, 2, 9])},
             "that rise from 0 to time = 9",
         ),
-        ({"x": torch.ones(1, 9, 48), "cu_seqlens": torch.tensor([0.0, 9.0])}, "integer offsets"),
+        ({"x": torch.ones(1, 9, 48), "cu_seqlens": torch.tensor([0.0, 9.0])}, "offsets in int32 or int64"),
         (
             {"x": torch.ones(1, 9, 48), "cu_seqlens": torch.tensor([0, 9]), "max_seqlen": 8},
             "a sequence has 9 steps, more than max_seqlen = 8",

@@ -83,6 +83,24 @@ def test_the_gradient_of_a_strong_decay_keeps_its_digits(backend, strong, n):
     assert error.median() < 1e-4
 
 
+@pytest.mark.parametrize(("K", "closed"), [(16, 20), (128, 40)])
+@pytest.mark.parametrize("name", ["g", "a"])
+@pytest.mark.parametrize("backend", FAST)
+def test_decays_behind_closed_gates_keep_their_digits(backend, name, K, closed):
+    """Most of a chunk is closed, then decays of 5e-5: in one sum with the closed ones they would be lost."""
+    inputs = random_inputs(B=1, T=256, H=1, K=K, gate=True)
+    g = torch.where(torch.arange(256) % 64 < closed, -float("inf"), -5e-5)
+    inputs["g"] = g[None, :, None].double()
+    if name == "a":
+        inputs["a"] = inputs.pop("g").exp()
+    exact, _ = delta_rule(**inputs, backend="reference")
+    o, _ = delta_rule(**{x: y.float() for x, y in inputs.items()}, backend=backend)
+    # chunked sums logarithms in float32
+    assert (o.double() - exact).norm() / exact.norm() < (
+        1e-4 if (backend, name) == ("chunked", "g") else 2e-6
+    )
+
+
 @pytest.mark.parametrize("backend", ALL)
 def test_long_keys_are_normalised_and_not_lost(backend):
     inputs = random_inputs(T=40)

@@ -61,6 +61,20 @@ def test_a_bad_value_leaves_earlier_outputs_alone(backend, kind, name, value):
         assert not o[:, 21, 0].isfinite().all(), "and what it does spoil is seen"
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("backend", ALL)
+def test_a_bad_angle_leaves_the_other_packed_sequences_alone(backend, value):
+    q, k, v, a, angle, _ = (x.detach() for x in rounded(random_inputs(40, "head turned", B=1)))
+    bounds = torch.tensor([0, 5, 5, 25, 40])
+    expected, _ = run([q, k, v, a, angle, None], backend, cu_seqlens=bounds)
+    angle[:, 7] = value
+    o, S = run([q, k, v, a, angle, None], backend, cu_seqlens=bounds)
+    outside = [*range(7), *range(25, 40)]
+    torch.testing.assert_close(o[:, outside], expected[:, outside], rtol=1e-5, atol=1e-6)
+    assert not o[:, 7].isfinite().all()
+    assert S[[0, 1, 3]].isfinite().all()
+
+
 @pytest.mark.parametrize("backend", FAST)
 def test_a_bad_value_leaves_other_columns_alone(backend):
     inputs = [None if x is None else x.detach() for x in rounded(random_inputs(40, B=1))]

@@ -86,6 +86,10 @@ def test_what_is_no_tensor_is_refused_by_name(op, given):
         (gated_linear_attention, {"angle": 1.0}, "angle is a float"),
         (short_convolution, {"bias": 1.0}, "bias is a float"),
         (slstm, {"bias": 1.0}, "bias is a float"),
+        (mlstm, {"signed": "[0,1]"}, r"signed is '\[0,1\]', expected True or False"),
+        (mlstm_joined, {"signed": "yes"}, "signed is 'yes', expected True or False"),
+        (short_convolution, {"silu": "no"}, "silu is 'no', expected True or False"),
+        (delta_rule, {"beta_from_logits": float("inf")}, "beta_from_logits is inf, expected the largest"),
         (head_norm, {"skip": 1.0}, "skip is a float"),
     ],
 )
@@ -93,3 +97,30 @@ def test_options_of_another_kind_are_refused_by_name(op, options, message):
     (given,) = [given for other, given in CASES if other is op]
     with pytest.raises(UserError, match=message):
         op(*given, **options)
+
+
+@pytest.mark.parametrize("shape", [(1, 4, 0, 3), (1, 4, 2, 0)])
+@pytest.mark.parametrize("op", [delta_rule, gated_linear_attention, generalised_delta_rule, mlstm])
+def test_inputs_without_heads_or_key_channels_are_refused(op, shape):
+    (given,) = [given for other, given in CASES if other is op]
+    resized = [torch.zeros(shape[: x.ndim]) for x in given]
+    with pytest.raises(UserError, match="expected at least one head and one channel"):
+        op(*resized)
+
+
+@pytest.mark.parametrize(("channels", "width"), [(0, 3), (2, 0)])
+def test_a_convolution_without_channels_or_taps_is_refused(channels, width):
+    with pytest.raises(UserError, match="at least one channel and a width of at least 1"):
+        short_convolution(torch.zeros(1, 4, channels), torch.zeros(channels, width))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.float32, torch.bool])
+def test_offsets_are_refused_in_any_dtype_but_int32_and_int64(dtype):
+    """As an index a tensor of bytes is a mask."""
+    for op, given in CASES:
+        if "cu_seqlens" in inspect.signature(op).parameters:
+            offsets = torch.tensor([0, 1], dtype=dtype)
+            with pytest.raises(
+                UserError, match="expected a vector of at least two offsets in int32 or int64"
+            ):
+                op(*given, cu_seqlens=offsets)

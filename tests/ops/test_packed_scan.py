@@ -199,8 +199,8 @@ BATCH_2 = {name: torch.ones(2, 2 if name in "BC" else 5, 7) for name in TIMED}
     ("changes", "message"),
     [
         ({"cu_seqlens": [0, 3, 7]}, "cu_seqlens is a list, expected a tensor"),
-        ({"cu_seqlens": torch.tensor([0.0, 7.0])}, "at least two integer offsets"),
-        ({"cu_seqlens": torch.tensor([0])}, "at least two integer offsets"),
+        ({"cu_seqlens": torch.tensor([0.0, 7.0])}, "at least two offsets in int32 or int64"),
+        ({"cu_seqlens": torch.tensor([0])}, "at least two offsets in int32 or int64"),
         ({"cu_seqlens": torch.tensor([0, 3, 7], device="meta")}, "on meta, expected a vector"),
         ({"cu_seqlens": torch.tensor([0, 3, 6])}, "rise from 0 to time = 7"),
         ({"cu_seqlens": torch.tensor([1, 3, 7])}, "rise from 0 to time = 7"),

@@ -84,24 +84,38 @@ def test_a_gate_of_zero_cuts_what_came_before_exactly(kind):
 @pytest.mark.parametrize("signed", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_logarithms_with_and_without_signs_have_finite_gradients_at_zero(kind, signed):
-    q, k, v, a, _, S = few(12, kind)
+    *qkv, a, _, S = few(12, kind)
     a = a.detach() if signed else a.detach().abs()
     a[:, 2] *= 1.1 / a[:, 2].abs()  # one beyond 1, too
-    sign = a.sign() if signed else None
+    assert torch.isinf(a.abs().log()).any()
+    assert_logarithms_are_the_loop(qkv, a.abs().log(), a.sign() if signed else None, S)
+
+
+@pytest.mark.parametrize("zero", [0.0, -0.0])
+@pytest.mark.parametrize("signed", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_logarithms_of_zero_keep_the_state_and_its_sign(kind, signed, zero):
+    """Gates of exactly 1, as hard gates and padding have them, alone and around one below 1."""
+    *qkv, a, _, S = few(40, kind)
+    g = torch.full_like(a, zero)
+    g[:, 20] = -0.5
+    assert_logarithms_are_the_loop(qkv, g, a.detach().sign() + (a == 0) if signed else None, S)
+
+
+def assert_logarithms_are_the_loop(qkv, g, sign, S):
     results = []
     for dtype, backend in ((torch.float64, "reference"), (torch.float32, "triton")):
-        *given, S0, g = rounded([q, k, v, S, a.abs().log()], dtype)
+        *given, S0, logarithms = rounded([*qkv, S, g], dtype)
         o, state = gated_linear_attention(
             *given,
-            g,
+            logarithms,
             sign=None if sign is None else sign.to(dtype),
             initial_state=S0,
             output_final_state=True,
             backend=backend,
         )
-        gradients = torch.autograd.grad(o.sin().sum() + state.cos().sum(), [*given, S0, g])
+        gradients = torch.autograd.grad(o.sin().sum() + state.cos().sum(), [*given, S0, logarithms])
         results.append([o, state, *gradients])
-    assert torch.isinf(a.abs().log()).any()
     assert_near(results[1], results[0])
 
 

@@ -58,7 +58,9 @@ def _packed_next_state(x: Tensor, state: Tensor | None, packing: Packing, past: 
     """
     first, end = packing.cu_seqlens[:-1, None], packing.cu_seqlens[1:, None]
     places = end - past + torch.arange(past, device=x.device)  # (S, past)
-    kept = x[0, places.clamp(0, x.shape[1] - 1)].mT
+    # a packing of empty sequences alone has no input to name: a step of zeros stands in for it
+    inputs = x[0] if x.shape[1] else x.new_zeros(1, x.shape[2])
+    kept = inputs[places.clamp(0, len(inputs) - 1)].mT
     inside = (places >= first)[:, None]
     if state is None:
         return kept.where(inside, 0)

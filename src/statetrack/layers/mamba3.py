@@ -242,7 +242,7 @@ def inverse_heavy_tail(y: Tensor) -> Tensor:
 def _later(before: Tensor, packing: Packing | None) -> Tensor:
     """The weight (B, T, H) with which the next step writes each token again: 0 at the end of a sequence."""
     later = torch.cat([before[:, 1:], torch.zeros_like(before[:, :1])], dim=1)
-    if packing is None:
+    if packing is None or later.shape[1] == 0:
         return later
     ends = torch.zeros_like(before[0, :, 0], dtype=torch.bool)
     # an empty sequence names the last token of the one before it, or, at the start, that of the row

@@ -68,6 +68,17 @@ def check_shape(
         )
 
 
+def check_heads(op: str, q: Tensor, v: Tensor, hint: str) -> None:
+    """Refuse q and v that are not (batch, time, heads, width), or that have no heads or no key channels."""
+    if q.ndim != 4 or v.ndim != 4:
+        raise UserError(
+            f"{op}: q has shape {tuple(q.shape)} and v {tuple(v.shape)}, expected four axes "
+            f"(batch, time, heads, width). {hint}"
+        )
+    if 0 in q.shape[2:]:
+        raise UserError(f"{op}: q has shape {tuple(q.shape)}, expected at least one head and one channel.")
+
+
 def require_tensors(op: str, **tensors: Any) -> None:
     """Refuse what is no tensor, None too."""
     for name, x in tensors.items():
@@ -133,12 +144,12 @@ def check_packing(op: str, cu_seqlens: Any, batch: int, device: torch.device) ->
         raise UserError(
             f"{op}: packed sequences (cu_seqlens) need batch 1, got {batch}. Flatten them into one row."
         )
-    whole = not (cu_seqlens.is_floating_point() or cu_seqlens.is_complex() or cu_seqlens.dtype == torch.bool)
+    whole = cu_seqlens.dtype in (torch.int32, torch.int64)
     if cu_seqlens.ndim != 1 or not whole or cu_seqlens.numel() < 2 or cu_seqlens.device != device:
         raise UserError(
             f"{op}: cu_seqlens has shape {tuple(cu_seqlens.shape)} and dtype {cu_seqlens.dtype} on "
-            f"{cu_seqlens.device}, expected a vector of at least two integer offsets, such as [0, 3, 7], on "
-            f"{device}."
+            f"{cu_seqlens.device}, expected a vector of at least two offsets in int32 or int64, such as "
+            f"[0, 3, 7], on {device}."
         )
     return cu_seqlens.numel() - 1
 

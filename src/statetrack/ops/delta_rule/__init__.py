@@ -1,5 +1,6 @@
 """The delta rule: products of generalised Householder matrices, with eigenvalues in [-1, 1]."""
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -82,9 +83,9 @@ def delta_rule(
     The recurrence runs in float32 or better whatever the dtype of the inputs, since near beta = 2 rounding
     errors do not decay. Values are checked inside `statetrack.checked()` only: it refuses beta outside [0,
     2], gates above 1, and NaN or infinity, naming the first bad step. Outside it, NaN or infinity at step t
-    leaves earlier outputs alone on a CPU; on a GPU, other outputs of the same chunk may become NaN with it.
-    There, keys and queries longer than 1.8e19, whose squares overflow, give NaN too; on a CPU they are
-    normalised. Signs and angles leave no trace in the state: it is S itself, and a later call takes it as it
+    leaves earlier outputs alone on a CPU; on a GPU, other outputs of the same chunk may become NaN with it,
+    and behind a bad angle those of later packed sequences. There, keys and queries longer than 1.8e19, whose
+    squares overflow, give NaN too; on a CPU they are normalised. Signs and angles leave no trace in the state: it is S itself, and a later call takes it as it
     is. Derivation: docs/internals/delta_rule.md, docs/internals/gates.md.
 
     >>> q, k, v = torch.randn(3, 2, 16, 4, 32).unbind()              # B, T, H, K = 2, 16, 4, 32
@@ -99,7 +100,7 @@ def delta_rule(
         )
     checks.check_flags("delta_rule", use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel, hard_beta=hard_beta)
     if beta_from_logits is not None and not (
-        isinstance(beta_from_logits, (int, float)) and beta_from_logits > 0
+        isinstance(beta_from_logits, (int, float)) and 0 < beta_from_logits < math.inf
     ):
         raise UserError(
             f"delta_rule: beta_from_logits is {beta_from_logits!r}, expected the largest beta: 1 for "
@@ -173,11 +174,7 @@ def _check(q, k, v, beta, gate, householders, initial_state, cu_seqlens) -> None
     given = {"q": q, "k": k, "v": v, "beta": beta, "initial_state": initial_state} | gate._asdict()
     checks.require_tensors(op, q=q, k=k, v=v, beta=beta)
     checks.check_tensors(op, **given)
-    if q.ndim != 4 or v.ndim != 4:
-        raise UserError(
-            f"{op}: q has shape {tuple(q.shape)} and v {tuple(v.shape)}, expected four axes "
-            f"(batch, time, heads, width). {order}"
-        )
+    checks.check_heads(op, q, v, order)
     checks.check_floating(op, q.device, **given)
     (B, T, H, K), V = q.shape, v.shape[-1]
     steps = T * householders

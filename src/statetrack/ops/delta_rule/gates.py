@@ -176,9 +176,7 @@ def _turned(
     if angle is None:
         return run(q, k, v, beta, a, initial_state, cu_seqlens, options)
     angles = Gate(None, None, None, angle)
-    q, k, _, unfold = fold(
-        _at_least_float32(q), _at_least_float32(k), angles, cu_seqlens, options.householders
-    )
+    q, k, _, unfold = fold(q, k, angles, cu_seqlens, options.householders)
     o, S = run(q, k, v, beta, both_of_pair(a), initial_state, cu_seqlens, options)
     return o, unfold(S)
 
@@ -196,7 +194,9 @@ def fold(
 ) -> tuple[Tensor, Tensor, Tensor | None, Callable[[Tensor], Tensor]]:
     """q' and k', the logarithms of the sizes of the gates, and the function that gives S from the last S'.
 
-    q' and k' have the dtype of q and k; signs and angles are cumulated from the start of each sequence.
+    Signs and angles are cumulated from the start of each sequence. Signs leave q and k in their dtype; with
+    angles q' and k' are in float32 at least: turned keys rounded to fewer digits are no unit vectors, and
+    with beta near 2 such errors do not decay.
     """
     sign, g = gate.signs_and_logs()
     if g is not None and g.ndim == 4 and gate.angle is not None:
@@ -214,8 +214,9 @@ def fold(
     cos, sin = total.cos(), total.sin()
     if c is not None:
         cos, sin = c * cos, c * sin
-    q_turned = rotate(q, cos, -sin).to(q.dtype)
-    k_turned = rotate(k, _per_step(cos, householders), -_per_step(sin, householders)).to(k.dtype)
+    q_turned = rotate(_at_least_float32(q), cos, -sin)
+    cos_of_step, sin_of_step = _per_step(cos, householders), _per_step(sin, householders)
+    k_turned = rotate(_at_least_float32(k), cos_of_step, -sin_of_step)
 
     def unfold(S: Tensor) -> Tensor:
         cos_last, sin_last = at_ends(cos, cu_seqlens, 1.0), at_ends(sin, cu_seqlens, 0.0)

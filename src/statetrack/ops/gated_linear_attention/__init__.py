@@ -65,8 +65,8 @@ def gated_linear_attention(
     The state carries no cumulated sign or angle: it is S itself, and a later call takes it as it is.
     Arithmetic is float32 or better. Values are checked inside `statetrack.checked()` only: it refuses gates
     beyond 1 in size, and NaN or infinity. Outside it, NaN or infinity at step t leaves earlier outputs alone
-    on a CPU; on a GPU, other outputs of the same chunk may become NaN with it. Derivation:
-    docs/internals/gates.md.
+    on a CPU; on a GPU, other outputs of the same chunk may become NaN with it, and behind a bad angle those
+    of later packed sequences. Derivation: docs/internals/gates.md.
 
     >>> q, k, v = torch.randn(3, 2, 16, 4, 32).unbind()              # B, T, H, K = 2, 16, 4, 32
     >>> a = 2 * torch.rand(2, 16, 4, 32) - 1                         # eigenvalues in [-1, 1]
@@ -106,11 +106,7 @@ def _check(q, k, v, g, a, sign, angle, initial_state, cu_seqlens) -> None:
         raise UserError(f"{OP}: expected either g, the logarithm of the gate, or a, the gate itself.")
     if sign is not None and g is None:
         raise UserError(f"{OP}: sign goes with g only; a has its own sign.")
-    if q.ndim != 4 or v.ndim != 4:
-        raise UserError(
-            f"{OP}: q has shape {tuple(q.shape)} and v {tuple(v.shape)}, expected four axes "
-            f"(batch, time, heads, width). {ORDER}"
-        )
+    checks.check_heads(OP, q, v, ORDER)
     checks.check_floating(OP, q.device, **given)
     (B, T, H, K), V = q.shape, v.shape[-1]
     checks.check_shape(OP, "k", k, (B, T, H, K), "the shape of q", ORDER)

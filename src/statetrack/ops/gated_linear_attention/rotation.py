@@ -14,6 +14,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from statetrack.ops.checks import can_look
+
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, dim: int = -1) -> Tensor:
     """x with channels i and i + K/2 of axis `dim` turned by an angle; cos and sin have K/2 channels there."""
@@ -36,6 +38,10 @@ def cumulated_angles(angle: Tensor, cu_seqlens: Tensor | None) -> Tensor:
 
     Summed in float64: in float32 the angle of step 64,000 would be off by a hundredth.
     """
+    if cu_seqlens is not None and can_look(angle) and not bool(angle.isfinite().all()):
+        # a bad angle would stay in the sums of the sequences behind its own
+        parts = [cumulated_angles(x, None) for x in angle.split(cu_seqlens.diff().tolist(), dim=1)]
+        return torch.cat(parts, dim=1)
     total = along_time(torch.cumsum, angle.double())
     if cu_seqlens is not None:
         total = total - before_sequence(total, cu_seqlens, 0.0)

@@ -2,7 +2,6 @@
 
 from torch import Tensor
 
-from statetrack.errors import UserError
 from statetrack.ops import checks
 from statetrack.ops.autograd import run_backend
 from statetrack.ops.backends import pick_backend
@@ -71,11 +70,7 @@ def _check(named: dict[str, Tensor], initial_state: Tensor | None, cu_seqlens: T
     checks.require_tensors(OP, **named)
     checks.check_tensors(OP, initial_state=initial_state)
     q, v = named["q"], named["v"]
-    if q.ndim != 4 or v.ndim != 4:
-        raise UserError(
-            f"{OP}: q has shape {tuple(q.shape)} and v {tuple(v.shape)}, expected four axes "
-            f"(batch, time, heads, width). {ORDER}"
-        )
+    checks.check_heads(OP, q, v, ORDER)
     checks.check_floating(OP, q.device, **named, initial_state=initial_state)
     (B, T, H, K), V = q.shape, v.shape[-1]
     for name in ("k", "w", "a", "b"):

@@ -86,11 +86,8 @@ def mlstm(
     """
     op = "mlstm"
     checks.require_tensors(op, q=q, k=k, v=v, i=i, f=f)
-    if q.ndim != 4 or v.ndim != 4:
-        raise UserError(
-            f"{op}: q has shape {tuple(q.shape)} and v {tuple(v.shape)}, expected four axes "
-            "(batch, time, heads, width). Time comes before heads in this library."
-        )
+    checks.check_flags(op, signed=signed)
+    checks.check_heads(op, q, v, "Time comes before heads in this library.")
     checks.check_floating(op, q.device, q=q, k=k, v=v, i=i, f=f)
     checks.check_shape(op, "k", k, tuple(q.shape), "the shape of q")
     checks.check_shape(op, "v", v, (*q.shape[:3], v.shape[-1]), "(batch, time, heads, V)")
@@ -126,6 +123,7 @@ def mlstm_joined(
     checks.require_tensors(op, qkv=qkv, i=i, f=f)
     if qkv.ndim != 5 or qkv.shape[2] != 3:
         raise UserError(f"{op}: qkv has shape {tuple(qkv.shape)}, expected (batch, time, 3, heads, width).")
+    checks.check_flags(op, signed=signed)
     checks.check_floating(op, qkv.device, qkv=qkv, i=i, f=f)
     q, k, v = qkv.unbind(2)
     _check_gates(op, q, i, f)

@@ -55,7 +55,9 @@ struct Chunk {
     int64_t tokens, rows, token, step;        // of this chunk: counts, and the first token and step
     // Q and q_in [tokens][K]; keys [rows][K] and K^T; P [rows][max_rows]; A [tokens][max_rows]; b [rows]
     float *Q, *keys, *keys_t, *P, *A, *b, *q_in, *k_in, *k_out;
-    float *G, *in, *out;         // only with a gate: G, e^G and e^(G_C - G) per step
+    // Only with a gate, per step: G in two parts, the second what rounding took off the first; e^G and
+    // e^(G_C - G). Behind closed gates, of FLOOR each, one part would lose the digits of later decays.
+    float *G, *G_rest, *in, *out;
     float *decay_P, *decay_A;    // only with a gate: e^(G_i - G_j)
     float *scale_q, *scale_k;    // 1 / |q| and 1 / |k| per row, where rows are normalised
 
@@ -64,7 +66,7 @@ struct Chunk {
           max_rows(round_up(where.size * d.householders, 16)), max_tokens(round_up(where.size, 16)) {}
 
     int64_t floats() const {
-        const int64_t gate = d.g.data ? 3 * max_rows + (max_tokens + 2 * max_rows) * K +
+        const int64_t gate = d.g.data ? 4 * max_rows + (max_tokens + 2 * max_rows) * K +
                                             (max_rows + max_tokens) * max_rows
                                       : 0;
         return max_tokens * K + 2 * max_rows * K + (max_rows + max_tokens) * max_rows + 2 * max_rows +
@@ -82,9 +84,10 @@ struct Chunk {
         scale_q = take(max_tokens);
         scale_k = take(max_rows);
         q_in = Q, k_in = k_out = keys;
-        G = in = out = decay_P = decay_A = nullptr;
+        G = G_rest = in = out = decay_P = decay_A = nullptr;
         if (!d.g.data) return;
         G = take(max_rows);
+        G_rest = take(max_rows);
         in = take(max_rows);
         out = take(max_rows);
         q_in = take(max_tokens * K);
@@ -135,19 +138,19 @@ struct Chunk {
 
    private:
     void read_gate() {
-        float total = 0.0f;
+        double total = 0.0;
         for (int64_t i = 0; i < tokens; i++) {
             const float g = *at(d.g, where.batch, token + i, h);
             total += g < FLOOR ? FLOOR : g;
-            for (int64_t j = 0; j < d.householders; j++) G[i * d.householders + j] = total;
+            for (int64_t j = 0; j < d.householders; j++) set_G(i * d.householders + j, total);
         }
-        for (int64_t i = rows; i < round_up(rows, W); i++) G[i] = total;
+        for (int64_t i = rows; i < round_up(rows, W); i++) set_G(i, total);
         for (int64_t i = 0; i < rows; i += W) {
             store(in + i, exp(load(G + i)));
-            store(out + i, exp(total - load(G + i)));
+            store(out + i, exp(from_G(rows - 1, i)));
         }
         for (int64_t i = 0; i < rows; i++) {
-            decay_row(decay_P + i * max_rows, P + i * max_rows, G[i]);
+            decay_row(decay_P + i * max_rows, P + i * max_rows, i);
             for (int64_t c = 0; c < K; c += W) {
                 const vec key = load(keys + i * K + c);
                 store(k_in + i * K + c, in[i] * key);
@@ -155,17 +158,25 @@ struct Chunk {
             }
         }
         for (int64_t i = 0; i < tokens; i++) {
-            decay_row(decay_A + i * max_rows, A + i * max_rows, G[i * d.householders]);
+            decay_row(decay_A + i * max_rows, A + i * max_rows, i * d.householders);
             for (int64_t c = 0; c < K; c += W)
                 store(q_in + i * K + c, in[i * d.householders] * load(Q + i * K + c));
         }
     }
 
+    void set_G(int64_t i, double total) {
+        G[i] = (float)total;
+        G_rest[i] = (float)(total - G[i]);
+    }
+
+    // G_i - G_j, ..., G_i - G_(j + W - 1): where first parts are near, their difference is exact.
+    vec from_G(int64_t i, int64_t j) const { return (G[i] - load(G + j)) + (G_rest[i] - load(G_rest + j)); }
+
     // e^(G_i - G_j) for one i. Above the diagonal, where it could overflow, it is bounded: the backward
     // multiplies it by zero there. A bound of one would be wrong below the diagonal, where g may be positive.
-    void decay_row(float* decay, float* products, float G_i) const {
+    void decay_row(float* decay, float* products, int64_t i) const {
         for (int64_t j = 0; j < rows; j += W) {
-            const vec e = exp(min(G_i - load(G + j), LARGEST));
+            const vec e = exp(min(from_G(i, j), LARGEST));
             store(decay + j, e);
             store(products + j, e * load(products + j));
         }

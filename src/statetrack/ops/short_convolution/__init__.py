@@ -63,10 +63,12 @@ def short_convolution(
     op = "short_convolution"
     checks.require_tensors(op, x=x, weight=weight)
     checks.check_tensors(op, bias=bias, initial_state=initial_state)
-    if x.ndim != 3 or weight.ndim != 2:
+    checks.check_flags(op, silu=silu)
+    if x.ndim != 3 or weight.ndim != 2 or 0 in weight.shape:
         raise UserError(
             f"{op}: x has shape {tuple(x.shape)} and weight {tuple(weight.shape)}, expected (batch, time, "
-            "channels) and (channels, width). Time comes before channels in this library."
+            "channels) and (channels, width), with at least one channel and a width of at least 1. Time "
+            "comes before channels in this library."
         )
     (B, _, C), width = x.shape, weight.shape[1]
     checks.check_floating(op, x.device, x=x, weight=weight, bias=bias, initial_state=initial_state)

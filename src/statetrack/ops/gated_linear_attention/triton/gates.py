@@ -88,8 +88,9 @@ def encoded(L, c):
     """L and the cumulated signs as one number: its size is L, its sign bit is set where c is -1.
 
     L < 0, of gates beyond 1, is stored as 2^64 times its size. No sum that is not negative is that large.
+    The L of gates of exactly 1 may be -0, whose sign bit must not be read as c.
     """
-    size = tl.where(L < -SMALLEST, L * -FACTOR, tl.where(L < 0.0, 0.0, L))
+    size = tl.where(L < -SMALLEST, L * -FACTOR, tl.where(L <= 0.0, 0.0, L))
     bits = tl.where(c < 0.0, -2147483648, 0).to(tl.int32)
     return (size.to(tl.int32, bitcast=True) | bits).to(tl.float32, bitcast=True)
 
