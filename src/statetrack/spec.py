@@ -55,6 +55,8 @@ class TrainingConfig:
     initial_states: Literal["empty", "noise", "carried", "carried-right"] = added("empty")
     state_noise: float = added(0.1)  # standard deviation of "noise"
     carried_batches: int = added(8)  # mean number of batches that a sequence with a "carried" state goes on
+    short_steps: int = added(0)  # a curriculum: so many first steps have sequences of `short_length`
+    short_length: int = added(2)  # length of the sequences of the first `short_steps` steps
     # the weights kept: the last ones, or those with the largest predicted horizon so far
     select: Literal["last", "horizon"] = added("last")
     select_every: int = added(1000)  # steps between two looks at the horizon
@@ -158,6 +160,7 @@ def _check(spec: RunSpec) -> None:
         "z_loss": 0,
         "isometry": 0,
         "state_noise": 0,
+        "short_steps": 0,
         "carried_batches": 1,
         "select_every": 1,
     }
@@ -241,6 +244,14 @@ def _check_length_options(spec: RunSpec) -> None:
     if t.select == "horizon" and not isinstance(spec.task, WordProblem):
         raise UserError(f'training: select is "horizon", which is for group word problems, not for {kind}.')
     low, high = t.train_lengths or (1, 1)
+    if t.short_steps and not (
+        spec.task.labels == "dense" and spec.task.shortest <= t.short_length <= high and not t.train_samples
+    ):
+        raise UserError(
+            f"training: short_steps is {t.short_steps} with short_length {t.short_length}, expected a task "
+            "with a label at every position, fresh sequences (train_samples 0) and a short_length from "
+            f"{spec.task.shortest} to {high}, the longest of train_lengths; else short_steps 0."
+        )
     plain = isinstance(spec.task, WordProblem) and spec.task.tokens_per_element == 1
     if t.initial_states.startswith("carried") and not (plain and low == high and not t.train_samples):
         raise UserError(

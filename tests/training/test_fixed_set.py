@@ -107,7 +107,7 @@ FRESH = RunSpec(task("s5"), training=TrainingConfig(batch=2, train_lengths=(3, 4
 )
 def test_a_batch_is_padded_to_the_next_quarter_of_the_range(length, width):
     """Lengths 3 to 40 go through the widths 13, 22, 31 and 40."""
-    assert batch_width(FRESH, length) == width
+    assert batch_width(FRESH.training.train_lengths, length) == width
 
 
 def test_a_step_has_a_length_of_its_own_that_no_other_step_decides():

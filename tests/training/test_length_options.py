@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Generator
 
 from statetrack.errors import UserError
 from statetrack.files import load_tensors
@@ -12,11 +13,12 @@ from statetrack.horizon import FARTHEST, horizon_in_training
 from statetrack.layers import model_config
 from statetrack.run import load_run, run
 from statetrack.spec import EvaluationConfig, RunSpec, TrainingConfig
-from statetrack.tasks import Batch, WordProblem, answer_positions, group, task
+from statetrack.tasks import IGNORE, Batch, WordProblem, answer_positions, group, task
 from statetrack.training import Options
 from statetrack.training.graph_step import GraphStep
 from statetrack.training.initial_states import InitialStates
 from statetrack.training.loop import check_options
+from statetrack.training.protocols import WHOLE
 from statetrack.training.selection import SEED, SEQUENCES
 from statetrack.training.source import source_of
 from statetrack.training.state import new_state
@@ -45,6 +47,7 @@ OPTIONS = {
     "select": {"select": "horizon", "select_every": 3},
     "loss": {"centred_gradient": True, "z_loss": 0.01, "label_smoothing": 0.1},
     "isometry": {"isometry": 0.1},
+    "short": {"short_steps": 12, "initial_states": "carried", "carried_batches": 3},
 }
 
 
@@ -58,7 +61,7 @@ def test_a_run_that_was_cut_ends_with_the_same_bytes(spec, name, change, run_unt
         assert (tmp_path / "cut" / file).read_bytes() == (tmp_path / "whole" / file).read_bytes()
 
 
-@pytest.mark.parametrize("name", ["noise", "carried", "loss", "isometry"])
+@pytest.mark.parametrize("name", ["noise", "carried", "loss", "isometry", "short"])
 def test_each_option_changes_the_weights_and_the_id(spec, name, change, tmp_path):
     spec = change(spec, steps=4)
     changed = change(spec, **OPTIONS[name])
@@ -271,9 +274,10 @@ def test_isometry_brings_betas_to_their_bounds(spec, change):
     assert lost() < 0.1 * before
 
 
-def test_isometry_leaves_out_what_follows_the_answer(small_spec):
+@pytest.mark.parametrize("options", [{}, {"householders": 3}, {"householders": 3, "gated": True}], ids=str)
+def test_isometry_leaves_out_what_follows_the_answer(small_spec, options):
     """Words of several lengths are padded; other tokens in place of the padding change nothing."""
-    model = model_config("deltanet-no-conv", d_model=8, heads=2)
+    model = model_config("deltanet-no-conv", d_model=8, heads=2, **options)
     training = TrainingConfig(steps=1, batch=8, train_lengths=(3, 12), isometry=1.0)
     spec = replace(small_spec, task=task("parity"), model=model, training=training)
     spec = replace(spec, evaluation=EvaluationConfig()).resolved()
@@ -351,3 +355,44 @@ def test_micro_batches_are_refused_where_states_are_carried(spec, change):
     options = Options(micro_batches=2, say=lambda text: None)
     with pytest.raises(UserError, match="one process without micro-batches"):
         check_options(change(spec, initial_states="carried"), options)
+
+
+def test_the_first_steps_have_short_sequences_and_the_others_those_of_train_lengths(spec, change):
+    spec = change(spec, short_steps=3, short_length=2)
+    source = source_of(spec, CPU)
+    for step, length in enumerate([2, 2, 2, 6, 6]):
+        source.prepare(step)
+        batch = source.batch(step, WHOLE, Generator())
+        assert batch.inputs.shape == (4, 1 + length)
+        assert source.width(step) == length
+        assert not (batch.targets == IGNORE).any()
+
+
+def test_short_sequences_come_before_mixed_lengths_too(spec, change):
+    """A batch of mixed lengths is padded to one of a few widths; one of short sequences is not padded."""
+    spec = change(spec, short_steps=2, short_length=3, train_lengths=(5, 9))
+    source = source_of(spec, CPU)
+    assert [source.width(step) for step in range(2)] == [3, 3]
+    assert {source.width(step) for step in range(2, 60)} == {6, 7, 8, 9}
+    for step in range(4):
+        source.prepare(step)
+        assert source.batch(step, WHOLE, Generator()).inputs.shape[1] == 1 + source.width(step)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"short_length": 7},
+        {"short_length": 0},
+        {"train_samples": 8},
+        {"train_samples": 0, "short_steps": -1},
+    ],
+)
+def test_short_sequences_that_cannot_be_drawn_are_refused(spec, change, wrong):
+    with pytest.raises(UserError, match="short_steps"):
+        change(spec, **{"short_steps": 2} | wrong)
+
+
+def test_short_sequences_need_labels_at_every_position(small_spec, change):
+    with pytest.raises(UserError, match="a label at every position"):
+        change(replace(small_spec, task=task("parity")), short_steps=2)

@@ -34,7 +34,12 @@ def test_a_dense_batch_is_padded_to_one_of_a_few_widths_and_not_scored_beyond_it
         source.prepare(step)
         batch = source.batch(step, WHOLE, Generator())
         widths.add(batch.inputs.shape[1] - 1)
-        assert length <= batch.inputs.shape[1] - 1 == batch_width(spec, length) == source.width(step)
+        assert (
+            length
+            <= batch.inputs.shape[1] - 1
+            == batch_width(spec.training.train_lengths, length)
+            == source.width(step)
+        )
         assert ((batch.targets != IGNORE).sum(1) == length + 1).all()
     assert len(widths) == WIDTHS
     assert max(widths) == 40

@@ -45,8 +45,10 @@ def report_norm_loss(mixer: Any, beta_logits: Tensor, gates: dict[str, Tensor]) 
 
 
 def mean_norm_loss(reports: list[Tensor], real: Tensor | None = None) -> Tensor:
-    """The sum of the means of the reports, (B, T, ...) each; over the positions that are `real`, (B, T)."""
+    """The sum of the means of the reports, (B, T n, ...) each, n in a row for each token; over the tokens that
+    are `real`, (B, T).
+    """
     if real is None:
         return torch.stack([lost.mean() for lost in reports]).sum()
-    by_token = torch.stack([lost.flatten(2).mean(2) for lost in reports]).sum(0)
+    by_token = torch.stack([lost.reshape(*real.shape, -1).mean(2) for lost in reports]).sum(0)
     return torch.where(real, by_token, 0).sum() / real.sum()

@@ -150,8 +150,8 @@ def parts_of(spec: RunSpec, folder: Path, options: Options) -> Parts:
             return GraphStep(spec, state, source, options.say, options.cuda_graphs)
         return ShardedStep(spec, state, source, ranks, options.parallel, options.micro_batches)
 
-    def fresh() -> TrainingState:
-        state = new_state(spec, device, functools.partial(shard, parallel=options.parallel))
+    def fresh(to_fill: bool = False) -> TrainingState:
+        state = new_state(spec, device, functools.partial(shard, parallel=options.parallel), to_fill)
         state.model.checkpoint_activations = options.activation_checkpointing
         return state
 
@@ -182,7 +182,8 @@ def loop(parts: Parts, path: Path, options: Options, stop: threading.Event) -> R
     """`train`, of parts that are there already; rows of metrics go to `path`."""
     ranks = options.ranks
     rows = ranks.on_first(lambda: read_metrics(path))
-    state = parts.store.load_latest(parts.new_state, [row["step"] for row in rows])
+    empty = functools.partial(parts.new_state, to_fill=True)
+    state = parts.store.load_latest(empty, [row["step"] for row in rows])
     if state is not None:
         options.say(f"Going on from step {state.step} of {parts.steps}.")
     state = state or parts.new_state()

@@ -119,7 +119,7 @@ Evaluation = Callable[[TrainingState], dict[str, Any]]
 class Parts:
     """One run, ready for the loop."""
 
-    new_state: Callable[[], TrainingState]  # before the first step
+    new_state: Callable[..., TrainingState]  # before the first step; `to_fill`: for a checkpoint to fill
     step: Callable[[TrainingState], Step]
     store: Store
     evaluate: Evaluation

@@ -53,17 +53,25 @@ def real_positions(task: Task, inputs: Tensor, at: Tensor | None, targets: Tenso
     return position <= at.amax(1, keepdim=True)
 
 
+def lengths_at(spec: RunSpec, step: int) -> tuple[int, int]:
+    """The shortest and the longest sequence that a step may draw."""
+    training = spec.training
+    if step < training.short_steps:
+        return training.short_length, training.short_length
+    return training.train_lengths or (1, 1)
+
+
 def batch_length(spec: RunSpec, step: int) -> int:
     """The length of a step's sequences, or the longest where they mix. No state, so runs resume anywhere."""
-    low, high = spec.training.train_lengths or (1, 1)
+    low, high = lengths_at(spec, step)
     if spec.task.labels == "last" or low == high:
         return high
     return random.Random(f"{spec.seed} {step}").randint(low, high)
 
 
-def batch_width(spec: RunSpec, length: int) -> int:
-    """The smallest of a few evenly spaced lengths that holds `length`."""
-    low, high = spec.training.train_lengths or (1, 1)
+def batch_width(lengths: tuple[int, int], length: int) -> int:
+    """The smallest of a few lengths, evenly spaced from shortest to longest, that holds `length`."""
+    low, high = lengths
     widths = (high - (high - low) * i // WIDTHS for i in reversed(range(WIDTHS)))
     return next(width for width in widths if width >= length)
 
@@ -78,7 +86,7 @@ class DrawnSource:
         self.drawn: tuple[int, Batch] | None = None  # the step that is being cut, and its batch
 
     def width(self, step: int) -> int:
-        return batch_width(self.spec, batch_length(self.spec, step))
+        return batch_width(lengths_at(self.spec, step), batch_length(self.spec, step))
 
     def prepare(self, step: int) -> None:
         length = batch_length(self.spec, step)
@@ -96,7 +104,7 @@ class DrawnSource:
 
     def _draw(self, step: int, generator: Generator) -> Batch:
         config = self.spec.training
-        low, high = config.train_lengths or (1, 1)
+        low, high = lengths_at(self.spec, step)
         if self.spec.task.labels == "last" or low == high:
             return self.spec.task.sample(config.batch, (low, high), generator)
         return self.spec.task.fill(self.length.expand(config.batch), generator, self.width(step))
@@ -151,7 +159,8 @@ class StoredSource:
             )
 
     def width(self, step: int) -> int:
-        return batch_width(self.spec, int(self.sequences.lengths[self._rows(step)].max()))
+        longest = int(self.sequences.lengths[self._rows(step)].max())
+        return batch_width(lengths_at(self.spec, step), longest)
 
     def prepare(self, step: int) -> None:
         pass

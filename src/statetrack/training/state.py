@@ -40,11 +40,17 @@ def build_model(spec: RunSpec) -> Model:
 
 
 def new_state(
-    spec: RunSpec, device: torch.device, shard: Callable[[Model], None] | None = None
+    spec: RunSpec,
+    device: torch.device,
+    shard: Callable[[Model], None] | None = None,
+    to_fill: bool = False,
 ) -> TrainingState:
-    """The state before the first step. `shard` leaves each rank its part of the weights, in place."""
+    """The state before the first step. `shard` leaves each rank its part of the weights, in place.
+
+    `to_fill`: a checkpoint takes the place of the weights, so those that the run started from are not read.
+    """
     model = build_model(spec)
-    if spec.initial:
+    if spec.initial and not to_fill:
         load_initial(model, Path(spec.initial_path), spec.initial)
     model = model.to(device)
     decayed = decayed_names(model)  # before sharding, which drops the marks on parameters

@@ -85,8 +85,9 @@ def delta_rule(
     2], gates above 1, and NaN or infinity, naming the first bad step. Outside it, NaN or infinity at step t
     leaves earlier outputs alone on a CPU; on a GPU, other outputs of the same chunk may become NaN with it,
     and behind a bad angle those of later packed sequences. There, keys and queries longer than 1.8e19, whose
-    squares overflow, give NaN too; on a CPU they are normalised. Signs and angles leave no trace in the state: it is S itself, and a later call takes it as it
-    is. Derivation: docs/internals/delta_rule.md, docs/internals/gates.md.
+    squares overflow, give NaN too; on a CPU they are normalised. Signs and angles leave no trace in the
+    state: it is S itself, and a later call takes it as it is. Derivation: docs/internals/delta_rule.md,
+    docs/internals/gates.md.
 
     >>> q, k, v = torch.randn(3, 2, 16, 4, 32).unbind()              # B, T, H, K = 2, 16, 4, 32
     >>> beta = 2 * torch.rand(2, 16, 4)                              # eigenvalues in [-1, 1]
