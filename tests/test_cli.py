@@ -8,9 +8,11 @@ import sys
 import time
 
 import pytest
+import torch
 
 from statetrack.cli import main
 from statetrack.commands.train import read_arguments
+from statetrack.exit_codes import exit_codes
 from statetrack.spec import RunSpec
 
 SMALL = ["--d-model", "8", "--heads", "2", "--steps", "6", "--batch", "4"]
@@ -54,6 +56,17 @@ def test_help_lists_the_commands(capsys):
         (["train", "--value-dim", "-3"], "value_dim is -3"),
         (["train", "--convolution", "-1"], "convolution is -1"),
         (["train", "--mlp-ratio", "nan"], "mlp_ratio is nan"),
+        (["train", "--mlp-ratio", "1e308"], "mlp_ratio is 1e+308, expected a number from 0"),
+        (["train", "--layers", "1000000000"], "layers is 1000000000, expected at most 100,000"),
+        (
+            ["train", "--batch", "9" * 20],
+            "batch is 99999999999999999999, expected a number of at most 64 bits",
+        ),
+        (["train", "--head-dim", "9" * 20], "expected a number of at most 64 bits"),
+        (["train", "--head-dim", "9" * 18], "its sizes are too large for any machine"),
+        (["train", "--out", ""], "--out is empty, expected a folder"),
+        (["train", "--mixer", "mamba", "--num-heads", "3"], "Here: heads, though not in this task and mixer"),
+        (["train", "--learning-rate", "3"], "Here: lr. More"),
         (["train", "--checkpoint-seconds", "nan"], "checkpoint_seconds is nan"),
         (["train", "--checkpoint-seconds", "-1"], "checkpoint_seconds is -1"),
         (["train", "--mixer", "mamba", "--convolution", "0"], "convolution is 0"),
@@ -146,6 +159,45 @@ def test_an_output_folder_that_cannot_be_made_is_a_clear_error(tmp_path, capsys)
     (tmp_path / "file").write_text("")
     assert exit_code(["train", *SMALL, "--out", str(tmp_path / "file" / "run")]) == 2
     assert "cannot be made: Not a directory" in capsys.readouterr().err
+
+
+def test_a_name_too_long_is_the_users_mistake(tmp_path, capsys):
+    assert exit_code(["train", *SMALL, "--out", str(tmp_path / ("x" * 300))]) == 2
+    assert "File name too long" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3 GiB"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:127] . DefaultCPUAllocator: can't allocate memory"),
+    ],
+)
+def test_out_of_memory_is_one_line(error, capsys):
+    with pytest.raises(SystemExit) as left, exit_codes():
+        raise error
+    assert left.value.code == 1
+    told = capsys.readouterr().err
+    assert told.startswith("error: out of memory")
+    assert told.count("\n") == 1
+    assert "Choose a smaller model, batch" in told
+
+
+def test_other_errors_keep_their_traceback():
+    with pytest.raises(RuntimeError, match="a bug"), exit_codes():
+        raise RuntimeError("a bug")
+
+
+def test_a_wrong_backend_in_the_environment_is_named_before_the_header(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("STATETRACK_BACKEND", "Chunked")
+    assert exit_code(["train", *SMALL, "--out", str(tmp_path / "run")]) == 2
+    shown = capsys.readouterr()
+    assert "STATETRACK_BACKEND 'Chunked' is not known. Did you mean 'chunked'" in shown.err
+    assert not shown.out
+    assert not (tmp_path / "run").exists()
+    monkeypatch.setenv("STATETRACK_BACKEND", "")  # as if it were not set
+    main(["train", *SMALL, "--out", str(tmp_path / "run")])
 
 
 @pytest.mark.parametrize(

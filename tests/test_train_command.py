@@ -15,7 +15,7 @@ from statetrack.commands.progress import progress_bars, steps_bar
 from statetrack.commands.train import read_arguments
 from statetrack.commands.train_help import MIXER_LINES, TASK_LINES
 from statetrack.errors import UserError
-from statetrack.layers import PRESETS, model_config
+from statetrack.layers import PRESETS, DeltaNetConfig, model_config
 from statetrack.layers.presets import SIZED_PRESETS
 from statetrack.run import load_run
 from statetrack.tasks import TASKS, task
@@ -282,3 +282,45 @@ def test_a_bare_group_is_answered_with_both_tasks(name):
     group = name.replace("_", "").upper()
     with pytest.raises(UserError, match=f"--group {group}.*'group:{group}'"):
         task(name)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"learning_rate": 1e-3}, r"option 'learning_rate' .* Here: lr\. More"),
+        ({"batch_size": 3}, r"Here: batch\. More"),
+        ({"mixer": "mamba", "num_heads": 3}, r"Here: heads, though not in mamba"),
+        (
+            {"mixer": DeltaNetConfig(heads=2), "d_model": 32},
+            r"ModelConfig\(DeltaNetConfig\(heads=2\), d_model",
+        ),
+        ({"mixer": None, "d_model": 32}, "mixer is None, expected a name such as 'deltanet'"),
+        ({"mixer": DeltaNetConfig, "d_model": 32}, "mixer is <class .*, expected a name such as"),
+        ({"device": None}, "device is None, expected auto, cpu or cuda"),
+        ({"recipe": ["long"]}, r"recipe \['long'\] is not known"),
+        ({"out": 5}, "out is 5, expected a folder"),
+        ({"out": ""}, "out is '', expected a folder"),
+    ],
+    ids=str,
+)
+def test_wrong_arguments_from_python_are_answered_with_what_to_write(arguments, message):
+    with pytest.raises(UserError, match=message):
+        statetrack.train("s5-swaps", steps=1, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--train-samples", "8"], "but the task brings its own training set"),
+        (["--train-lengths", "1", "2"], "no training sequence has 1 to 2 tokens"),
+    ],
+)
+def test_a_stored_task_refuses_before_it_leaves_a_folder(flags, message, tmp_path, capsys):
+    lines = [json.dumps({"inputs": [1, 2, 0] * n, "targets": [0, 1, 1] * n}) for n in range(1, 40)]
+    (tmp_path / "my.jsonl").write_text("\n".join(lines))
+    task_flags = ["--task", f"jsonl:{tmp_path / 'my.jsonl'}", "--out", str(tmp_path / "left")]
+    with pytest.raises(SystemExit):
+        main(["train", *SMALL, *task_flags, *flags])
+    assert message in (shown := capsys.readouterr()).err
+    assert not shown.out
+    assert not (tmp_path / "left").exists()

@@ -193,6 +193,8 @@ def _read(value: Any, hint: Any, where: str) -> Any:
         if len(items) != len(value):
             raise UserError(f"{where} is {_short(value)}, expected {len(items)} values.")
         return tuple(_read(v, item, f"{where}[{i}]") for i, (v, item) in enumerate(zip(value, items)))
+    if isinstance(value, int) and hint in (int, float) and abs(value) >= 2**63:
+        raise UserError(f"{where} is {_short(value)}, expected a number of at most 64 bits.")
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if not isinstance(hint, type) or not isinstance(value, hint) or (hint is int and isinstance(value, bool)):

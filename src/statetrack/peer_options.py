@@ -128,17 +128,19 @@ class UnknownOption(UserError, TypeError):
     """An option that does not exist, given to a config, a function or a command; also a `TypeError`."""
 
 
-def unknown_option(where: str, name: str, known: Iterable[str]) -> UnknownOption:
+def unknown_option(where: str, name: str, known: Iterable[str], of: str = "") -> UnknownOption:
     """The error for an option that does not exist: what to write instead, if another library has it.
 
     deltanet: option 'num_heads' is not known; it comes from fla. Here: heads. More: docs/porting.md
+
+    `of` is what has the options in `known`, where that is not `where`.
     """
     known = list(known)
     if name not in PEER_OPTIONS:
         return UnknownOption(str(unknown_name(f"{where}: option", name, known)))
     library, ours = PEER_OPTIONS[name]
     if ours.isidentifier() and ours not in known:
-        ours = f"{ours}, though not in {where}"
+        ours = f"{ours}, though not in {of or where}"
     return UnknownOption(
         f"{where}: option {name!r} is not known; it comes from {library}. Here: {ours}. More: docs/porting.md"
     )

@@ -90,6 +90,6 @@ RECIPES = {
 
 def recipe(name: str) -> Recipe:
     """The recipe of this name."""
-    if name not in RECIPES:
+    if not isinstance(name, str) or name not in RECIPES:
         raise unknown_name("recipe", name, RECIPES)
     return RECIPES[name]

@@ -19,6 +19,7 @@ import contextlib
 import dataclasses
 import fcntl
 import json
+import math
 import platform
 import shutil
 import threading
@@ -107,8 +108,24 @@ def running(spec: RunSpec, folder: Path | None, options: Options, stop: threadin
 
 
 def _begin(spec: RunSpec, folder: Path, held: contextlib.ExitStack) -> dict[str, Any] | None:
-    """Claim the folder until `held` is left, and write the spec; or the result, where there is one."""
+    """Claim the folder until `held` is left, and write the spec; or the result, where there is one.
+
+    A result is read without a lock, so that it can be read where nothing can be written.
+    """
+    if (done := _result(spec, folder)) is not None:
+        return done
     held.enter_context(claim(folder))
+    if (done := _result(spec, folder)) is not None:  # by the process that held the lock
+        return done
+    for leftover in folder.glob(f".*{PARTIAL}"):  # of a process killed while it wrote
+        shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink(missing_ok=True)
+    _copy_tokenizer(spec, folder)
+    write_json(folder / "spec.json", spec.to_dict())
+    return None
+
+
+def _result(spec: RunSpec, folder: Path) -> dict[str, Any] | None:
+    """The result of the run in the folder, None before there is one; those of other runs are refused."""
     _check_spec(folder, spec)
     done = read_done(folder)
     if done is not None and not _is_of(done, folder, spec.id):
@@ -121,11 +138,6 @@ def _begin(spec: RunSpec, folder: Path, held: contextlib.ExitStack) -> dict[str,
             f"{folder / 'done.json'} is not of a run of this library. Choose another --out, or delete that "
             "file."
         )
-    if done is None:
-        for leftover in folder.glob(f".*{PARTIAL}"):  # of a process killed while it wrote
-            shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink(missing_ok=True)
-        _copy_tokenizer(spec, folder)
-        write_json(folder / "spec.json", spec.to_dict())
     return done
 
 
@@ -183,7 +195,7 @@ def read_done(folder: Path, run_id: str | None = None) -> dict[str, Any] | None:
     """
     try:
         done = json.loads((folder / "done.json").read_text())
-    except (FileNotFoundError, ValueError):
+    except (FileNotFoundError, NotADirectoryError, ValueError):
         return None
     parts = {"id": str, "metrics": dict, "seconds": (int, float), "machine": dict}
     parts |= {"commit": (str, type(None))}
@@ -219,7 +231,9 @@ def claim(folder: Path) -> Iterator[None]:
     """Lock the folder for this process; the operating system releases the lock when the process ends."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-    except PATH_MISTAKES as error:
+    except OSError as error:
+        if error.errno not in PATH_MISTAKES:
+            raise
         raise UserError(f"{folder} cannot be made: {error.strerror}. Choose another --out.") from error
     with open(folder / ".lock", "a") as lock:
         try:
@@ -258,9 +272,10 @@ def _differences(there: Any, here: Any) -> Iterator[str]:
 
 def _seconds_so_far(folder: Path) -> float:
     try:
-        return float(json.loads((folder / "timing.json").read_text())["seconds"])
+        seconds = float(json.loads((folder / "timing.json").read_text())["seconds"])
     except (OSError, ValueError, KeyError, TypeError):
         return 0.0
+    return seconds if math.isfinite(seconds) else 0.0
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -173,6 +173,11 @@ def _check(spec: RunSpec) -> None:
             )
     if not 0 <= t.warmup <= 1:
         raise UserError(f"training: warmup is {t.warmup}, expected a number from 0 to 1.")
+    if t.train_samples and spec.task.labels == "given":
+        raise UserError(
+            f"training: train_samples is {t.train_samples}, but the task brings its own training set. Leave "
+            "it at 0."
+        )
     if t.train_samples and t.train_samples < t.batch:
         raise UserError(
             f"training: train_samples is {t.train_samples}, expected 0 or at least batch = {t.batch}."
@@ -284,5 +289,10 @@ def _mixer_without_states(config: ModelConfig, vocab_size: int, n_classes: int) 
 
 
 def _on_meta(config: ModelConfig, vocab_size: int, n_classes: int) -> Model:
-    with torch.device("meta"):
-        return Model(config, vocab_size, n_classes)
+    try:
+        with torch.device("meta"):
+            return Model(config, vocab_size, n_classes)
+    except (OverflowError, RuntimeError) as error:
+        if "overflow" not in str(error).lower():
+            raise
+        raise UserError("model: its sizes are too large for any machine. Choose smaller ones.") from error

@@ -8,7 +8,7 @@ from statetrack import recipes, tasks
 from statetrack.errors import UserError
 from statetrack.field_comments import explain_fields
 from statetrack.layers import AttentionConfig, MixerConfig, Model, ModelConfig, model_config
-from statetrack.peer_options import PEER_OPTIONS, unknown_option
+from statetrack.peer_options import UnknownOption, unknown_option
 from statetrack.run import RESULTS, load_run, run
 from statetrack.spec import EvaluationConfig, RunSpec, TrainingConfig
 from statetrack.tasks import Task
@@ -81,23 +81,26 @@ def train(
     evaluation = EvaluationConfig(**_taken(options, EvaluationConfig))
     if isinstance(mixer, str):
         model = _model(mixer, chosen, options)
-    elif options:
-        raise unknown_option("train", next(iter(options)), _names(TrainingConfig, EvaluationConfig, chosen))
-    elif isinstance(mixer, ModelConfig):
-        model = mixer
-    elif isinstance(mixer, MixerConfig):
-        model = ModelConfig(mixer)
-    else:
+    elif isinstance(mixer, type) or not isinstance(mixer, ModelConfig | MixerConfig):
         raise UserError(
-            f"train: mixer is {mixer!r}, expected a name such as 'deltanet', a ModelConfig, or the "
-            "config of a mixer."
+            f"train: mixer is {mixer!r:.80}, expected a name such as 'deltanet', a ModelConfig, or the "
+            "config of a mixer, such as DeltaNetConfig(heads=2)."
         )
+    elif options:
+        error = unknown_option("train", next(iter(options)), _names(TrainingConfig, EvaluationConfig, chosen))
+        raise UnknownOption(
+            f"{error} Those of the model are in its config: ModelConfig(DeltaNetConfig(heads=2), d_model=32)."
+        )
+    else:
+        model = mixer if isinstance(mixer, ModelConfig) else ModelConfig(mixer)
     chosen, training = replace(chosen, **of_task), TrainingConfig(**of_training)
     if recipe is not None:
         model, training = recipes.recipe(recipe).applied(chosen, model, training, named)
     spec = RunSpec(chosen, model, training, evaluation, seed).resolved()
     if initial is not None:
         spec = starting_from(spec, initial)
+    if out is not None and not (isinstance(out, str | Path) and str(out)):
+        raise UserError(f"train: out is {out!r}, expected a folder, or None for results/<run_id>.")
     folder = RESULTS / spec.id if out is None else Path(out)
     how = Options(device, progress=print_row) if verbose else Options(device, say=lambda text: None)
     done = run(spec, folder, how)
@@ -112,8 +115,8 @@ def _model(name: str, chosen: Task, options: dict[str, Any]) -> ModelConfig:
     known = _names(preset, preset.mixer, TrainingConfig, EvaluationConfig, chosen)
     known += ["attention_every", *(_names(AttentionConfig) if "attention_every" in options else [])]
     for option in options:
-        if option not in known and option not in PEER_OPTIONS:
-            raise unknown_option("train", option, known)
+        if option not in known:
+            raise unknown_option("train", option, known, of=name)
     return model_config(name, **options)
 
 

@@ -202,6 +202,18 @@ def test_learning_curves_mark_the_loss_of_guessing(pretend):
     assert svg.count("<!-- guessing -->") == 1
 
 
+@pytest.mark.parametrize("lost", [1, None])
+def test_a_report_is_written_where_curves_are_lost(pretend, lost):
+    """metrics.jsonl of one run, or of all, is gone or empty; done.json has the numbers of the table."""
+    folder = pretend("fig-parity", "quick", lambda run: 0.5)
+    before = read_index(folder)
+    for i, result in enumerate(before.results[:lost]):
+        path = result.folder / "metrics.jsonl"
+        path.unlink() if i % 2 else path.write_text("")
+    write_report(read_index(folder), folder)
+    assert "0.500" in (folder / "report.html").read_text()
+
+
 @pytest.mark.parametrize(("score", "limit"), [(0.9, -0.12), (-0.05, -0.12), (-0.6, -0.66)])
 def test_the_accuracy_axis_reaches_below_every_curve(pretend, score, limit):
     """Scaled accuracy is negative below guessing; such a curve is drawn, not cut off."""

@@ -249,6 +249,9 @@ def test_what_cannot_be_registered_is_refused(register, name, what, message):
         ({"labels": "dense", "fill": labelled_at(-1, 4)}, "expected a label at every position"),
         ({"fill": labelled_at(slice(0, 2), 4)}, "expected one label in every sequence"),
         ({"fill": lambda *_: tasks.Batch(torch.zeros(2, 3).long(), torch.zeros(2).long())}, "targets (2,)"),
+        ({"vocab_size": 2}, "drew inputs from 1 to 2, expected 0 to 1, since its vocab_size is 2"),
+        ({"n_classes": 1}, "drew targets from 1 to 2, expected 0 to 0, since its n_classes is 1"),
+        ({"fill": lambda *_: tasks.Batch(torch.zeros(2, 3), torch.zeros(2, 3).long())}, "of torch.float32"),
     ],
 )
 def test_a_task_that_breaks_the_contract_is_refused_when_registered(changes, message):

@@ -20,6 +20,7 @@ from statetrack.run import claim, load_run, run
 from statetrack.spec import RunSpec
 from statetrack.tasks import task
 from statetrack.training import Diverged, Interrupted, Options, evaluate
+from statetrack.training.initial import starting_from
 from statetrack.training.store import checkpoints
 
 QUIET = {"say": lambda text: None}
@@ -46,6 +47,32 @@ def test_a_finished_run_is_not_run_twice(small_spec, tmp_path):
     first = run(small_spec, tmp_path, Options(**QUIET))
     again = run(small_spec, tmp_path, Options(progress=lambda step, row: pytest.fail("ran again"), **QUIET))
     assert again == first
+
+
+def test_a_finished_run_is_read_where_no_lock_can_be_had(small_spec, tmp_path):
+    """As on a read-only disk, which stops root too."""
+    first = run(small_spec, tmp_path, Options(**QUIET))
+    (tmp_path / ".lock").unlink()
+    (tmp_path / ".lock").mkdir()
+    assert run(small_spec, tmp_path, Options(**QUIET)) == first
+
+
+def test_a_time_that_is_no_number_counts_as_none(small_spec, tmp_path):
+    (tmp_path / "timing.json").write_text('{"seconds": NaN}')
+    assert 0 < run(small_spec, tmp_path, Options(**QUIET))["seconds"] < 100
+
+
+def test_a_run_with_a_checkpoint_goes_on_without_the_weights_it_started_from(small_spec, tmp_path, run_until):
+    run(small_spec, tmp_path / "first", Options(**QUIET))
+    spec = starting_from(replace(small_spec, seed=1), tmp_path / "first")
+    run(spec, tmp_path / "whole", Options(**QUIET))
+    run_until(spec, tmp_path / "cut", 10)
+    (tmp_path / "first").rename(tmp_path / "moved")
+    run(RunSpec.load(tmp_path / "cut" / "spec.json"), tmp_path / "cut", Options(**QUIET))
+    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "cut")]
+    assert weights[0] == weights[1]
+    with pytest.raises(UserError, match=r"initial: .* cannot be read"):
+        run(spec, tmp_path / "new", Options(**QUIET))
 
 
 def test_weights_load_into_the_model_that_made_the_metrics(small_spec, tmp_path):

@@ -36,7 +36,7 @@ def refuse_peer_flags(cls: type, arguments: Sequence[str], prog: str) -> None:
         name = argument[2:].partition("=")[0].replace("-", "_")
         name = name if name in PEER_OPTIONS else name.removeprefix("no_")
         if name in PEER_OPTIONS and name not in known:
-            raise unknown_option(prog, name, known)
+            raise unknown_option(prog, name, known, of="this task and mixer" if "train" in prog else "")
 
 
 def _field_names(cls: Any) -> Iterator[str]:

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from statetrack.commands.flags import parse, take_first
+from statetrack.commands.flags import parse, take_first, take_plugins
 from statetrack.errors import UserError
 from statetrack.files import save_tensors, write_json
 from statetrack.run import load_run
@@ -20,7 +20,8 @@ REPORT = "snap.json"
 class SnapOptions:
     """Round what a run has learned to exact permutations or rotations: `statetrack snap RUN`.
 
-    Writes a folder that `load_run` reads, and checks it on fresh sequences of the run's task.
+    Writes a folder that `load_run` reads, and checks it on fresh sequences of the run's task. --plugin
+    FILE.py, or a module, registers the task or the mixer of a run that has its own.
     """
 
     out: Path | None = None  # folder of the snapped model; RUN-snapped when None
@@ -31,7 +32,7 @@ class SnapOptions:
 
 
 def main(arguments: Sequence[str]) -> None:
-    run, flags = take_first(arguments)
+    run, flags = take_first(take_plugins(arguments))
     options = parse(SnapOptions, flags, "statetrack snap RUN")
     if run is None:
         raise UserError("snap: give the folder of a finished run first.")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from statetrack.commands.train_help import overview
+from statetrack.errors import UserError
 from statetrack.plugins import VARIABLE
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def header(spec: "RunSpec", device: str, folder: Path) -> str:
 
 def read_arguments(arguments: Sequence[str]) -> "tuple[TrainOptions, RunSpec]":
     """The options and the spec. What names the task and the model is read before the other flags."""
-    from statetrack.commands.flags import names_given, take, take_plugins
+    from statetrack.commands.flags import names_given, take, take_all, take_plugins
     from statetrack.commands.spec_flags import given_model, model_parts, parse_parts
     from statetrack.layers import model_config
     from statetrack.layers.presets import preset_names
@@ -109,6 +110,8 @@ def read_arguments(arguments: Sequence[str]) -> "tuple[TrainOptions, RunSpec]":
     from statetrack.training.initial import starting_from
 
     rest = take_plugins(arguments)
+    if "" in take_all(rest, "--out")[0]:
+        raise UserError("--out is empty, expected a folder. Leave it out for results/<run_id>.")
     if {"-h", "--help"} & {*rest}:
         load_plugins()  # to list their names
     task_name, rest = take(rest, "--task", "parity-dense")

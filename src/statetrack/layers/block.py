@@ -1,6 +1,5 @@
 """One block of the backbone, a mixer and an MLP behind norms, and the configuration of the backbone."""
 
-import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -14,6 +13,7 @@ from statetrack.layers.mixer import Mixer, MixerConfig, Packing
 from statetrack.layers.mlp import MLPS
 from statetrack.layers.norm import RMSNorm, normalise_sum
 
+WIDEST_MLP, MOST_LAYERS = 1_000_000, 100_000  # beyond any use: what is larger is a slip
 NORMS = {"rms": RMSNorm, "layer": nn.LayerNorm}
 
 
@@ -52,12 +52,16 @@ def check_model(config: ModelConfig, vocab_size: int, n_classes: int) -> None:
     for name, value in (("d_model", config.d_model), ("layers", config.layers)):
         if value < 1:
             raise UserError(f"Model: {name} is {value}, expected at least 1.")
+    if config.layers > MOST_LAYERS:
+        raise UserError(f"Model: layers is {config.layers}, expected at most {MOST_LAYERS:,}.")
     if vocab_size < 1 or n_classes < 1:
         raise UserError(
             f"Model: vocab_size is {vocab_size} and n_classes {n_classes}, expected at least 1 each."
         )
-    if not (config.mlp_ratio >= 0 and math.isfinite(config.mlp_ratio)):
-        raise UserError(f"Model: mlp_ratio is {config.mlp_ratio}, expected 0 (no MLP) or more.")
+    if not 0 <= config.mlp_ratio <= WIDEST_MLP:
+        raise UserError(
+            f"Model: mlp_ratio is {config.mlp_ratio}, expected a number from 0 (no MLP) to {WIDEST_MLP:,}."
+        )
     if config.tied and vocab_size != n_classes:
         raise UserError(
             f"Model: tied is set with {vocab_size} tokens and {n_classes} classes, expected as many of each: "

@@ -45,8 +45,9 @@ def report_norm_loss(mixer: Any, beta_logits: Tensor, gates: dict[str, Tensor]) 
 
 
 def mean_norm_loss(reports: list[Tensor], real: Tensor | None = None) -> Tensor:
-    """The sum of the means of the reports, (B, T n, ...) each, n in a row for each token; over the tokens that
-    are `real`, (B, T).
+    """The sum of the means of the reports, (B, T n, ...) each with n in a row for each token.
+
+    Over the tokens that are `real`, (B, T), where that is given.
     """
     if real is None:
         return torch.stack([lost.mean() for lost in reports]).sum()

@@ -56,9 +56,17 @@ def no_triton(tensor: Tensor) -> str | None:
     return None
 
 
+def auto_backend() -> str:
+    """What "auto" stands for by the environment variable STATETRACK_BACKEND: "auto" where it is not set."""
+    name = os.environ.get("STATETRACK_BACKEND") or "auto"
+    if name not in NAMES:
+        raise unknown_name("STATETRACK_BACKEND", name, NAMES)
+    return name
+
+
 def prefers_triton(tensor: Tensor) -> bool:
     """Whether "auto" takes Triton kernels for this tensor, in the ops that have them."""
-    return no_triton(tensor) is None and os.environ.get("STATETRACK_BACKEND", "auto") in ("auto", "triton")
+    return no_triton(tensor) is None and auto_backend() in ("auto", "triton")
 
 
 def pick_backend(
@@ -78,10 +86,8 @@ def pick_backend(
     if backend == "auto":
         if (replacement := _replacements.get(op)) is not None:
             return replacement
-        backend = os.environ.get("STATETRACK_BACKEND", "auto")
-        if backend not in NAMES:
-            raise unknown_name("STATETRACK_BACKEND", backend, NAMES)
-        backend = backend if backend in backends else "auto"
+        named = auto_backend()
+        backend = named if named in backends else "auto"
 
     def refusal(name: str) -> str | None:
         return refusals[name]() if refusals and name in refusals else None

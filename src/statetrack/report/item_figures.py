@@ -180,6 +180,7 @@ def learning_curves(results: ItemResults) -> bytes:
 
     The line of a model is the median over its seeds, its band goes from the lowest to the highest seed. A
     dotted line marks guessing: -ln(chance), the loss of giving every possible answer the same probability.
+    A run whose metrics.jsonl is lost has no line.
     """
     rows = [row for row in summarise(results) if row.chosen]
     panels = list(dict.fromkeys(row.run.panel for row in rows))
@@ -191,9 +192,12 @@ def learning_curves(results: ItemResults) -> bytes:
         shown = [row for row in rows if row.run.panel == panel]
         for row in shown:
             look = drawing.look(row.run, families)
-            steps, low, middle, high = loss_band(row.chosen)
+            seeds = [seed for seed in row.chosen if seed.rows()]
+            if not seeds:
+                continue
+            steps, low, middle, high = loss_band(seeds)
             style = {"color": look["color"], "linestyle": look["linestyle"]}
-            if len(row.chosen) > 1:
+            if len(seeds) > 1:
                 axis.fill_between(steps, low, high, color=look["color"], alpha=0.16, linewidth=0)
             (handles[drawing.name(row.run)],) = axis.plot(steps, middle, linewidth=1.3, **style)
         drawing.mark_level(axis, -math.log(shown[0].run.spec.task.chance))

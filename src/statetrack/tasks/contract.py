@@ -32,6 +32,17 @@ def _check_sample(where: str, task: Task) -> None:
             f"{where} drew inputs {tuple(inputs.shape)} and targets {tuple(targets.shape)} for a batch of 2, "
             "expected (batch, time) twice."
         )
+    for name, values, size, classes in (
+        ("inputs", inputs, "vocab_size", task.vocab_size),
+        ("targets", targets[targets != IGNORE], "n_classes", task.n_classes),
+    ):
+        if values.dtype != torch.int64:
+            raise UserError(f"{where} drew {name} of {values.dtype}, expected torch.int64.")
+        if values.numel() and (int(values.min()) < 0 or int(values.max()) >= classes):
+            raise UserError(
+                f"{where} drew {name} from {int(values.min())} to {int(values.max())}, expected 0 to "
+                f"{classes - 1}, since its {size} is {classes}."
+            )
     if task.labels == "dense" and inputs.shape[1] != length + 1:
         raise UserError(
             f"{where} drew {inputs.shape[1]} tokens for length {length}, expected {length + 1}: a dense task "

@@ -20,7 +20,9 @@ import torch
 
 from statetrack.errors import Interrupted, UserError, require, unknown_name
 from statetrack.field_comments import explain_fields
+from statetrack.ops.backends import auto_backend
 from statetrack.spec import RunSpec
+from statetrack.tasks import StoredTask
 from statetrack.training import sharded_files
 from statetrack.training.evaluation import evaluate
 from statetrack.training.graph_step import GraphStep
@@ -87,6 +89,8 @@ class Options:
 
 def resolve_device(name: str) -> torch.device:
     """ "auto" is the GPU where there is one."""
+    if not isinstance(name, str):
+        raise UserError(f"device is {name!r}, expected auto, cpu or cuda.")
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -102,6 +106,9 @@ def resolve_device(name: str) -> torch.device:
 
 def check_options(spec: RunSpec, options: Options) -> torch.device:
     """The device of this rank; refuses options that the spec or the machine does not allow."""
+    auto_backend()  # a wrong name in the environment
+    if isinstance(spec.task, StoredTask):
+        source_of(spec, torch.device("cpu"))  # refuses lengths that none of its sequences has
     device = options.ranks.device(resolve_device(options.device))
     batch, ranks, micros = spec.training.batch, options.ranks.size, options.micro_batches
     if batch % (ranks * micros):

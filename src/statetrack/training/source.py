@@ -143,11 +143,6 @@ class StoredSource:
     def __init__(self, spec: RunSpec):
         assert isinstance(spec.task, StoredTask)
         assert spec.training.train_lengths is not None
-        if spec.training.train_samples:
-            raise UserError(
-                f"training: train_samples is {spec.training.train_samples}, but the task brings its own "
-                "training set. Leave it at 0."
-            )
         low, high = spec.training.train_lengths
         self.spec, self.sequences = spec, spec.task.sequences("train")
         self.rows = self.sequences.of_lengths(low, high)
