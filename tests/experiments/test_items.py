@@ -60,19 +60,29 @@ def test_gates_have_every_mixer_in_each_of_its_ranges(paper):
         assert (run.spec.model.layers, run.spec.training.steps) == (1, 312_500)
 
 
-def test_quick_gates_are_parity_and_swaps_at_eight_times_the_trained_length():
+def test_quick_gates_are_parity_z3_and_swaps_at_eight_times_the_trained_length():
     runs = ITEMS["ours-gates"].runs("quick")
-    assert {run.panel for run in runs} == {"Parity", "S5 swaps"}
+    assert {(run.panel, run.spec.task.group) for run in runs} == {
+        ("Parity", "S2"),
+        ("Z3", "Z3"),
+        ("S5 swaps", "S5"),
+    }
     for run in runs:
         assert run.spec.evaluation.eval_lengths[-1] == 8 * run.spec.training.train_lengths[1]
 
 
-def test_gates_expect_parity_beyond_the_unit_interval_and_swaps_of_delta_rules_alone():
+def test_gates_expect_what_the_theory_says_one_layer_can_track():
     claims = ITEMS["ours-gates"].claims
     labels = {run.label for run in ITEMS["ours-gates"].runs("quick") if run.eigenvalues != "[0,1]"}
     assert {claim.better for claim in claims if claim.panel == "Parity"} == labels
     delta = {label for label in labels if label.startswith(("Delta", "Gated", "KDA"))}
     assert {claim.better for claim in claims if claim.panel == "S5 swaps"} == delta
+    for panel in ("Z3", "Z60"):  # what has rotations, and two reflections
+        assert {claim.better for claim in claims if claim.panel == panel} == {
+            "Mamba-3 unit-circle",
+            "DeltaNet unit-circle",
+            "DeltaProduct-2 [-1,1]",
+        }
     assert all(claim.worse.endswith("[0,1]") for claim in claims)
 
 

@@ -1,6 +1,6 @@
 """Models and training protocol shared by the group word problems of Sec. 5.2 and App. E.2."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -8,7 +8,7 @@ from statetrack.experiments.item import LabelledRun, NamedModel, range_label
 from statetrack.layers import model_config
 from statetrack.ops.checks import EIGENVALUES
 from statetrack.spec import EvaluationConfig, RunSpec, TrainingConfig
-from statetrack.tasks import WordProblem, task
+from statetrack.tasks import Task, WordProblem, task
 
 # AdamW for all models: constant learning rate, no warm-up (App. E.2).
 PROTOCOL = TrainingConfig(
@@ -36,8 +36,8 @@ class Size:
     seeds: int
     train_length: int = 32  # in tokens; doubled where an element takes several tokens, as in the paper
 
-    def spec(self, name: str, model: NamedModel, seed: int) -> RunSpec:
-        problem = task(name)
+    def spec(self, problem: str | Task, model: NamedModel, seed: int) -> RunSpec:
+        problem = task(problem) if isinstance(problem, str) else problem
         assert isinstance(problem, WordProblem)
         length = self.train_length * (2 if problem.tokens_per_element > 1 else 1)
         lengths = eval_lengths(length, self.longest)
@@ -100,12 +100,15 @@ def smoke_models(panels: Sequence[str]) -> dict[str, list[NamedModel]]:
 
 
 def grid(
-    panels: dict[str, str], chosen: dict[str, list[NamedModel]], sizes: dict[str, Size], seeds: int | None
+    panels: Mapping[str, str | Task],
+    chosen: dict[str, list[NamedModel]],
+    sizes: dict[str, Size],
+    seeds: int | None,
 ) -> list[LabelledRun]:
-    """Every model of every panel, every seed. `panels` maps a title to the name of its task."""
+    """Every model of every panel, every seed. `panels` maps a title to its task, or the name of it."""
     return [
-        LabelledRun(title, model.label, model.family, sizes[title].spec(name, model, seed), model.ours)
-        for title, name in panels.items()
+        LabelledRun(title, model.label, model.family, sizes[title].spec(problem, model, seed), model.ours)
+        for title, problem in panels.items()
         for model in chosen[title]
         for seed in range(seeds or sizes[title].seeds)
     ]
