@@ -21,6 +21,7 @@ LEVELS = (
     ("spec",),
     ("spectrum", "horizon", "snapping", "recipes"),
     ("training",),
+    ("run_folder",),
     ("run",),
     ("trained",),
     ("sweep", "lm"),

@@ -38,7 +38,8 @@ from statetrack.experiments.language_models import (
 from statetrack.files import write_json, write_text
 from statetrack.lm.measure_models import Sequences, measure_models, spectra_of_models
 from statetrack.lm.perplexity import WindowReader
-from statetrack.run import read_done, run
+from statetrack.run import run
+from statetrack.run_folder import read_done
 from statetrack.tasks.token_shards import TokenShards
 from statetrack.training import Options
 from statetrack.training.metrics_file import read_metrics

@@ -26,7 +26,7 @@ from statetrack.experiments.registry import BY_IMPORTANCE, ITEMS, item
 from statetrack.plugins import use_plugins
 from statetrack.report.coverage import counts, missing
 from statetrack.report.results import ItemResults, Result, merge, read_index, read_kept, write_index
-from statetrack.run import read_done
+from statetrack.run_folder import read_done
 from statetrack.sweep import Failure, Job, sweep
 from statetrack.sweep.display import display, duration
 from statetrack.sweep.jobs import open_jobs

@@ -16,28 +16,23 @@ if __name__ == "__main__":
 
 import argparse
 import contextlib
-import dataclasses
-import fcntl
 import json
-import math
 import platform
-import shutil
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from statetrack.errors import RunningElsewhere, UserError
-from statetrack.exit_codes import PATH_MISTAKES, exit_codes
-from statetrack.files import PARTIAL, write_atomically, write_json
+from statetrack.errors import UserError
+from statetrack.exit_codes import exit_codes
+from statetrack.files import write_json
 from statetrack.layers import Model
 from statetrack.plugins import use_plugins
 from statetrack.provenance import commit, processor
+from statetrack.run_folder import begin, finish, seconds_so_far
 from statetrack.spec import RunSpec
-from statetrack.tasks import Corpus
 from statetrack.training import Options, build_model, train
 from statetrack.training.loop import CHECKPOINTS, Running, check_options, resolve_device, stop_signals
 from statetrack.training.printed_rows import print_row
@@ -49,13 +44,10 @@ from statetrack.training.ranks import (
     start_processes,
     under_torchrun,
 )
-from statetrack.training.store import checkpoints, remove
 
 __all__ = ["load_run", "run"]
 
 RESULTS = Path("results")
-TOKENIZER = "tokenizer.json"
-DIVERGED = "diverged.json"  # of a run in a sweep whose loss became infinite: it is not repeated
 
 
 def run(spec: RunSpec, folder: Path | None = None, options: Options | None = None) -> dict[str, Any]:
@@ -84,12 +76,12 @@ def running(spec: RunSpec, folder: Path | None, options: Options, stop: threadin
         check_options(spec, options)  # wrong ones leave no folder
     folder = Path(folder) if folder is not None else RESULTS / spec.id
     with contextlib.ExitStack() as held:
-        done = ranks.on_first(lambda: _begin(spec, folder, held))
+        done = ranks.on_first(lambda: begin(spec, folder, held))
         if done is not None:
             options.say(f"{folder} is finished already.")
             return done
         code = commit()  # now: the files may change while the run goes on with what it has loaded
-        started, before = time.monotonic(), _seconds_so_far(folder)
+        started, before = time.monotonic(), seconds_so_far(folder)
         try:
             metrics = yield from train(spec, folder, options, stop)
         finally:
@@ -104,63 +96,7 @@ def running(spec: RunSpec, folder: Path | None, options: Options, stop: threadin
             "machine": machine(options),
             "commit": code,
         }
-        return ranks.on_first(lambda: _finish(folder, done))
-
-
-def _begin(spec: RunSpec, folder: Path, held: contextlib.ExitStack) -> dict[str, Any] | None:
-    """Claim the folder until `held` is left, and write the spec; or the result, where there is one.
-
-    A result is read without a lock, so that it can be read where nothing can be written.
-    """
-    if (done := _result(spec, folder)) is not None:
-        return done
-    held.enter_context(claim(folder))
-    if (done := _result(spec, folder)) is not None:  # by the process that held the lock
-        return done
-    for leftover in folder.glob(f".*{PARTIAL}"):  # of a process killed while it wrote
-        shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink(missing_ok=True)
-    _copy_tokenizer(spec, folder)
-    write_json(folder / "spec.json", spec.to_dict())
-    return None
-
-
-def _result(spec: RunSpec, folder: Path) -> dict[str, Any] | None:
-    """The result of the run in the folder, None before there is one; those of other runs are refused."""
-    _check_spec(folder, spec)
-    done = read_done(folder)
-    if done is not None and not _is_of(done, folder, spec.id):
-        raise UserError(
-            f"{folder / 'done.json'} is the result of another run ({done['id']}, here {spec.id}). Choose "
-            "another --out, or delete that file to carry out this run."
-        )
-    if done is None and (folder / "done.json").exists() and not (folder / "spec.json").exists():
-        raise UserError(
-            f"{folder / 'done.json'} is not of a run of this library. Choose another --out, or delete that "
-            "file."
-        )
-    return done
-
-
-def _copy_tokenizer(spec: RunSpec, folder: Path) -> None:
-    """The tokenizer of a corpus goes with the model, which is of no use without it."""
-    if not isinstance(spec.task, Corpus) or not (source := Path(spec.task.path) / TOKENIZER).exists():
-        return
-    content = source.read_bytes()
-    if (folder / TOKENIZER).exists() and (folder / TOKENIZER).read_bytes() != content:
-        raise UserError(
-            f"{folder / TOKENIZER} differs from {source}: the run was started with another tokenizer. "
-            "Choose another --out, or the data of that tokenizer."
-        )
-    write_atomically(folder / TOKENIZER, [content])
-
-
-def _finish(folder: Path, done: dict[str, Any]) -> dict[str, Any]:
-    write_json(folder / "done.json", done)
-    (folder / DIVERGED).unlink(missing_ok=True)
-    for checkpoint in checkpoints(folder):
-        remove(checkpoint)
-    (folder / "timing.json").unlink(missing_ok=True)
-    return done
+        return ranks.on_first(lambda: finish(folder, done))
 
 
 def load_run(folder: str | Path) -> tuple[RunSpec, Model]:
@@ -188,28 +124,6 @@ def load_run(folder: str | Path) -> tuple[RunSpec, Model]:
     return spec, model
 
 
-def read_done(folder: Path, run_id: str | None = None) -> dict[str, Any] | None:
-    """The result of a finished run, or None; a file that is anything else counts as none.
-
-    With `run_id`, so does the result of another run. `commit` is None where the run is older than that entry.
-    """
-    try:
-        done = json.loads((folder / "done.json").read_text())
-    except (FileNotFoundError, NotADirectoryError, ValueError):
-        return None
-    parts = {"id": str, "metrics": dict, "seconds": (int, float), "machine": dict}
-    parts |= {"commit": (str, type(None))}
-    whole = isinstance(done, dict) and all(isinstance(done.get(name), kind) for name, kind in parts.items())
-    if not whole or (run_id is not None and not _is_of(done, folder, run_id)):
-        return None
-    return {"commit": None} | done
-
-
-def _is_of(done: dict[str, Any], folder: Path, run_id: str) -> bool:
-    """Whether a result is of this run. Folders of old versions are named by ids that these gave."""
-    return done["id"] in (run_id, folder.name)
-
-
 def machine(options: Options) -> dict[str, str]:
     """What the run was carried out on."""
     on_gpu = options.device != "cpu" and torch.cuda.is_available()
@@ -224,58 +138,6 @@ def machine(options: Options) -> dict[str, str]:
 
 def _cpu(threads: int) -> str:
     return f"CPU, {threads} thread{'s' if threads > 1 else ''}"
-
-
-@contextlib.contextmanager
-def claim(folder: Path) -> Iterator[None]:
-    """Lock the folder for this process; the operating system releases the lock when the process ends."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        if error.errno not in PATH_MISTAKES:
-            raise
-        raise UserError(f"{folder} cannot be made: {error.strerror}. Choose another --out.") from error
-    with open(folder / ".lock", "a") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise RunningElsewhere(
-                f"{folder} is being written by another process: the run is running elsewhere. Wait for it, "
-                "or choose another --out."
-            ) from None
-        yield
-
-
-def _check_spec(folder: Path, spec: RunSpec) -> None:
-    path = folder / "spec.json"
-    if not path.exists():
-        return
-    there = RunSpec.load(path)
-    if there != spec:
-        changed = ", ".join(_differences(there, spec))
-        raise UserError(
-            f"{folder} was written by a different spec ({changed}). "
-            "Choose another --out, or delete that folder."
-        )
-
-
-def _differences(there: Any, here: Any) -> Iterator[str]:
-    """The fields in which two configs of one class differ; where a file is does not count."""
-    for field in (field for field in dataclasses.fields(there) if field.compare):
-        a, b = getattr(there, field.name), getattr(here, field.name)
-        if dataclasses.is_dataclass(a) and type(a) is type(b):
-            yield from _differences(a, b)
-        elif a != b:
-            a, b = (type(x).__name__ if dataclasses.is_dataclass(x) else x for x in (a, b))
-            yield f"{field.name} {a}, here {b}"
-
-
-def _seconds_so_far(folder: Path) -> float:
-    try:
-        seconds = float(json.loads((folder / "timing.json").read_text())["seconds"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return 0.0
-    return seconds if math.isfinite(seconds) else 0.0
 
 
 def main(arguments: list[str] | None = None) -> None:

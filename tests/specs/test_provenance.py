@@ -8,7 +8,8 @@ import pytest
 
 from statetrack import __version__
 from statetrack.provenance import commit
-from statetrack.run import read_done, run
+from statetrack.run import run
+from statetrack.run_folder import read_done
 from statetrack.spec import EvaluationConfig, RunSpec, TrainingConfig
 from statetrack.tasks import task
 from statetrack.training import Options

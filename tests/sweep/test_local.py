@@ -12,7 +12,7 @@ import pytest
 
 from statetrack.errors import UserError
 from statetrack.layers import model_config
-from statetrack.run import claim
+from statetrack.run_folder import claim
 from statetrack.spec import EvaluationConfig, RunSpec, TrainingConfig
 from statetrack.sweep import Job, Monitor, sweep
 from statetrack.sweep.display import Lines, Table, duration

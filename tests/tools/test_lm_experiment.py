@@ -13,7 +13,7 @@ from statetrack.experiments import language_models
 from statetrack.lm.measured import read_perplexities
 from statetrack.lm.shards import write_shards
 from statetrack.report.language_model_results import differences, judge, read_results
-from statetrack.run import read_done
+from statetrack.run_folder import read_done
 from statetrack.tasks.token_shards import TokenShards
 
 TOOL = Path(__file__).parents[2] / "tools/lm_experiment.py"

@@ -7,7 +7,8 @@ import pytest
 
 from statetrack.errors import UserError
 from statetrack.files import load_tensors, save_tensors
-from statetrack.run import read_done, run
+from statetrack.run import run
+from statetrack.run_folder import read_done
 from statetrack.training import Options
 from statetrack.training.store import checkpoints
 

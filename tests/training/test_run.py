@@ -16,7 +16,8 @@ import torch
 from statetrack.errors import UserError
 from statetrack.files import load_tensors
 from statetrack.layers import model_config
-from statetrack.run import claim, load_run, run
+from statetrack.run import load_run, run
+from statetrack.run_folder import claim
 from statetrack.spec import RunSpec
 from statetrack.tasks import task
 from statetrack.training import Diverged, Interrupted, Options, evaluate

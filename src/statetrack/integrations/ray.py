@@ -12,7 +12,7 @@ from typing import Any
 from statetrack.errors import RunningElsewhere, UserError, require
 from statetrack.files import write_atomically, write_text
 from statetrack.plugins import VARIABLE, named_plugins
-from statetrack.run import claim
+from statetrack.run_folder import claim
 from statetrack.sweep.jobs import Failure, Job, Monitor, open_jobs, write_diverged
 from statetrack.training import Interrupted
 from statetrack.training.loop import stop_signals

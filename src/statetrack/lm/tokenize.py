@@ -37,7 +37,7 @@ from statetrack.lm.tokenizers import (
     tokenizer_sha256,
     train_bpe,
 )
-from statetrack.run import claim
+from statetrack.run_folder import claim
 from statetrack.tasks.token_shards import INDEX, TRAIN, Shard, TokenShards
 
 __all__ = ["Document", "Report", "TokenizeOptions", "tokenize", "tokenize_units"]

@@ -17,7 +17,7 @@ from statetrack.experiments.item import Item, LabelledRun, check_scale
 from statetrack.experiments.registry import item
 from statetrack.files import write_json
 from statetrack.report.records import RECORDS, Record, Row, read_records, thin, write_records
-from statetrack.run import read_done
+from statetrack.run_folder import read_done
 from statetrack.training import read_metrics
 
 INDEX = "runs.json"

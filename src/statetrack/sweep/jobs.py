@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from statetrack.files import write_json
-from statetrack.run import DIVERGED, read_done
+from statetrack.run_folder import DIVERGED, read_done
 from statetrack.spec import RunSpec
 
 

@@ -20,7 +20,8 @@ from statetrack.lm.extend import extended_spec
 from statetrack.lm.specs import CONTEXT, EVALUATION, PAPER, TRAINING
 from statetrack.lm.tokenizers import check_same_tokenizer
 from statetrack.plugins import load_plugins
-from statetrack.run import RESULTS, TOKENIZER, processes, run
+from statetrack.run import RESULTS, processes, run
+from statetrack.run_folder import TOKENIZER
 from statetrack.spec import RunSpec
 from statetrack.tasks import Corpus
 from statetrack.training import Options
