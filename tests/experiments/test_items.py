@@ -78,11 +78,12 @@ def test_gates_expect_what_the_theory_says_one_layer_can_track():
     assert {claim.better for claim in claims if claim.panel == "Parity"} == labels
     delta = {label for label in labels if label.startswith(("Delta", "Gated", "KDA"))}
     assert {claim.better for claim in claims if claim.panel == "S5 swaps"} == delta
-    for panel in ("Z3", "Z60"):  # what has rotations, and two reflections
+    for panel in ("Z3", "Z60"):  # what has rotations, two reflections, or one and signs per channel
         assert {claim.better for claim in claims if claim.panel == panel} == {
             "Mamba-3 unit-circle",
             "DeltaNet unit-circle",
             "DeltaProduct-2 [-1,1]",
+            "KDA, signed gate [-1,1]",
         }
     assert all(claim.worse.endswith("[0,1]") for claim in claims)
 

@@ -250,6 +250,28 @@ def test_rotations_and_reflections_of_one_head_track_a_dihedral_group():
     torch.testing.assert_close(S[0, 0], expected, rtol=0, atol=1e-4)
 
 
+@pytest.mark.parametrize("backend", ["chunked", "auto"])
+def test_a_reflection_and_signs_per_channel_count_modulo_five(backend):
+    """(I - 2 k k^T) diag(1, -1) turns by 2 p + pi with k = (cos p, sin p): docs/gates.md."""
+    T, n = 3000, 5
+    letters = torch.randint(n, (T,), generator=torch.Generator().manual_seed(0))
+    p = (2 * math.pi * letters.double() / n - math.pi) / 2
+    k = torch.stack([p.cos(), p.sin()], dim=-1).float()[None, :, None]
+    start = torch.tensor([[1.0], [0.0]])[None, None]
+    o, _ = delta_rule(
+        torch.eye(2)[:, None, None].expand(2, T, 1, 2),  # both channels of the state are read
+        k.expand(2, T, 1, 2),
+        torch.zeros(2, T, 1, 1),
+        torch.full((2, T, 1), 2.0),
+        sign=torch.tensor([1.0, -1.0]).expand(2, T, 1, 2),
+        initial_state=start.expand(2, 1, 2, 1),
+        scale=1.0,
+        backend=backend,
+    )
+    angle = torch.atan2(o[1, :, 0, 0], o[0, :, 0, 0])
+    assert torch.equal((angle * n / (2 * math.pi)).round().long() % n, letters.cumsum(0) % n)
+
+
 @pytest.mark.parametrize("gates", ["none", "a per head", "a per channel"])
 @pytest.mark.parametrize("backend", ["reference", "chunked", "auto", "triton"])
 def test_turned_keys_of_half_precision_keep_the_norm_of_the_state(backend, gates):

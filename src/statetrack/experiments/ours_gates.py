@@ -2,8 +2,8 @@
 
 The paper leaves GLA, Mamba-2 and mLSTM in [0,1] (App. E.4). Here each of them, and each mixer after it, is
 trained in all its ranges. Theory says: parity by every range but [0,1]; Z3 and Z60 by rotations in one layer
-(two reflections make one); S5 by no stack of diagonal layers (docs/theory.md). To add a mixer, add a line to
-`MIXERS`.
+(two reflections make one, or one and flipped channels); S5 by no stack of diagonal layers (docs/theory.md).
+To add a mixer, add a line to `MIXERS`.
 """
 
 from dataclasses import dataclass, field, replace
@@ -113,12 +113,14 @@ def _has_reflections(mixer: Any) -> bool:
 
 def _can_track(panel: str, mixer: GatedMixer, eigenvalues: str) -> bool:
     """Whether one layer can, by docs/theory.md; none does in [0,1]."""
-    config: Any = model_config(mixer.preset).mixer
+    config: Any = model_config(mixer.preset, **mixer.options).mixer
     if panel == PARITY:
         return True
     if panel == SWAPS:  # no diagonal one
         return _has_reflections(config)
-    return eigenvalues == "unit-circle" or getattr(config, "householders", 1) > 1
+    # a reflection and a flipped channel are two reflections
+    flips = isinstance(config, KDAConfig) and config.signed_gate
+    return eigenvalues == "unit-circle" or getattr(config, "householders", 1) > 1 or flips
 
 
 CLAIMS = tuple(
