@@ -1,8 +1,25 @@
-"""Small blocks for the chunked selective scan."""
+"""Minima as a GPU takes them, and small blocks for the chunked selective scan."""
 
+import os
+
+import numpy as np
 import pytest
 
 from statetrack.ops.selective_scan import blocked_scan
+
+
+@pytest.fixture(autouse=True, scope="session")
+def minima_as_on_a_gpu():
+    """There, the minimum of NaN and a number is the number; Triton's interpreter gives NaN, and hides it."""
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        yield
+        return
+    from triton.runtime.interpreter import InterpreterBuilder
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name, function in (("create_minnumf", np.fmin), ("create_maxnumf", np.fmax)):
+            patch.setattr(InterpreterBuilder, name, lambda self, x, y, f=function: self.binary_op(x, y, f))
+        yield
 
 
 @pytest.fixture

@@ -97,3 +97,27 @@ def test_what_it_cannot_take_is_left_to_pytorch():
         chosen.step()
         assert reason in refuses(chosen)
         assert recorded_adamw(chosen, 1.0) is None
+
+
+def test_a_gradient_that_is_nan_reaches_every_weight_by_the_clipping():
+    """As with `clip_grad_norm_`: the others must not take a step that nothing has clipped."""
+    chosen = optimizer()
+    set_gradients(chosen, 0)
+    chosen.step()
+    weights_of(chosen)[1].grad[0] = float("nan")
+    recorded_adamw(chosen, 1.0).launch()
+    assert all(p.isnan().all() for p in weights_of(chosen))
+
+
+def test_weights_without_elements_and_steps_without_gradients_are_taken():
+    full, empty = torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.zeros(0, 4))
+    chosen = torch.optim.AdamW([full, empty], lr=torch.tensor(0.1), fused=True)
+    full.grad, empty.grad = torch.ones(3), torch.zeros(0, 4)
+    chosen.step()
+    after_one = full.detach().clone()
+    recorded_adamw(chosen, 1.0).launch()
+    assert (full < after_one).all()
+    after_two = full.detach().clone()
+    full.grad = empty.grad = None
+    recorded_adamw(chosen, 1.0).launch()
+    assert torch.equal(full, after_two)

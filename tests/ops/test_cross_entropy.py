@@ -149,3 +149,12 @@ def test_wrong_inputs_are_explained():
         cross_entropy(logits, targets, smoothing=1)
     with pytest.raises(UserError, match="more than 1024"):
         cross_entropy(torch.ones(3, 1025), targets, backend="triton")
+
+
+@pytest.mark.parametrize("size", [1e4, 1e6, 1e8])
+@pytest.mark.parametrize("backend", ["reference", "triton"])
+def test_large_logits_keep_their_differences(backend, size):
+    logits = torch.tensor([[size, size, size - 1000.0]])
+    loss, gradient = outcome(logits, torch.tensor([0]), backend=backend)
+    torch.testing.assert_close(loss, torch.tensor(2.0).log())
+    torch.testing.assert_close(gradient, torch.tensor([[-1.5, 1.5, 0.0]]))

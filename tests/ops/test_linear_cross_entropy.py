@@ -167,3 +167,14 @@ def test_wrong_inputs_are_explained():
         linear_cross_entropy(x, weight.T, targets)
     with pytest.raises(UserError, match="expected one dtype"):
         linear_cross_entropy(x.half(), weight, targets)
+
+
+@pytest.mark.parametrize("size", [1e4, 1e8])
+@pytest.mark.parametrize("backend", ["reference", *BACKENDS])
+def test_large_logits_keep_their_differences(backend, size):
+    x = torch.ones(1, 1)
+    weight = torch.tensor([[size], [size], [size - 1000.0]], requires_grad=True)
+    loss = linear_cross_entropy(x, weight, torch.tensor([0]), backend=backend)
+    torch.testing.assert_close(loss, torch.tensor(2.0).log())
+    (gradient,) = torch.autograd.grad(loss, weight)
+    torch.testing.assert_close(gradient, torch.tensor([[-0.5], [0.5], [0.0]]))

@@ -86,6 +86,15 @@ def test_closed_forget_gates_leave_differences_of_their_sums_exact():
     assert_near(run(given, "triton", torch.float32), run(given, "reference", torch.float64), 2e-5)
 
 
+@pytest.mark.parametrize("value", [-1e15, -1e30, -float("inf")])
+def test_a_gate_closed_by_any_number_leaves_what_follows_exact(value):
+    *rest, f = inputs(1, 20, 1, 16, 16)
+    # -1e7 is closed just as well, and has a derivative in PyTorch
+    closed, exact = (torch.where(torch.arange(20)[:, None] == 7, x, f) for x in (value, -1e7))
+    actual = run([*rest, closed], "triton", torch.float32)
+    assert_near(actual, run([*rest, exact], "reference", torch.float64), 2e-5)
+
+
 def test_a_tiny_normaliser_is_bounded_by_eps_and_so_is_its_gradient():
     """Input gates open so far that exp(-m) is below EPS: what m gives to h does not cancel any more."""
     given = inputs(2, 10, 1, 16, 16)

@@ -332,3 +332,27 @@ def test_torch_compile_takes_the_ops_at_changing_lengths(device):
         expected = torch.autograd.grad(loss(*leaves), leaves)
         actual = torch.autograd.grad(compiled(*leaves), leaves)
         torch.testing.assert_close(actual, expected)
+
+
+@pytest.mark.parametrize("hard", [False, True])
+@pytest.mark.parametrize("state", [False, True])
+def test_a_logit_of_beta_that_is_nan_is_seen_from_its_step_on(state, hard):
+    """In the short kernels, and with a state in the chunked ones."""
+    inputs = {name: x.float() for name, x in random_inputs(B=1, T=9, H=1, state=state).items()}
+    inputs["beta"][:, 5] = float("nan")
+    o, _ = delta_rule(**inputs, beta_from_logits=2.0, hard_beta=hard, backend="triton")
+    assert o[:, 5:].isnan().all()
+
+
+@pytest.mark.parametrize("beta", [0.0, 1e-6, 1e-3])
+def test_gradients_of_small_betas_keep_their_digits_in_half_precision(beta):
+    """dbeta is a quotient by beta, of a number that underflows in float16."""
+    given = random_inputs(B=1, T=40, H=1, K=16, V=16, state=True, beta=beta)
+    given = {name: x.half() for name, x in given.items()}
+    gradients = []
+    for dtype, backend in ((torch.float64, "reference"), (torch.float16, "triton")):
+        leaves = {name: x.to(dtype).requires_grad_() for name, x in given.items()}
+        o, _ = delta_rule(**leaves, backend=backend)
+        weights = torch.linspace(-1, 1, o.numel(), dtype=torch.float64).view_as(o).to(dtype)
+        gradients.append(torch.autograd.grad((o * weights).sum(), leaves["beta"])[0].double())
+    assert (gradients[1] - gradients[0]).abs().max() < 2e-3 * gradients[0].abs().max()

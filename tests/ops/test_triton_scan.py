@@ -149,3 +149,22 @@ def test_the_ops_are_what_torch_library_expects():
         (*leaves, None, True, True, True),
         test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),
     )
+
+
+def test_a_step_size_that_is_nan_is_seen_from_its_step_on():
+    inputs = {name: x.detach().clone() for name, x in random_inputs(B=1, extras=()).items()}
+    inputs["delta"][:, :, 5] = float("nan")
+    y = selective_scan(**inputs, delta_softplus=True, backend="triton")
+    assert y[..., 5:].isnan().all()
+    assert y[..., :5].isfinite().all()
+
+
+def test_views_whose_offsets_exceed_32_bits_are_copied():
+    """As slices of one wide product over a very long sequence; nothing is allocated."""
+    from statetrack.ops.selective_scan.triton.backend import within_32_bits
+
+    rows = torch.empty(1, 2**20, 4096, device="meta")
+    near, far = rows[:, : 2**18, :1024].mT, rows[..., :1024].mT
+    assert within_32_bits(near) is near
+    assert within_32_bits(far).is_contiguous()
+    assert within_32_bits(None) is None

@@ -18,10 +18,11 @@ def _losses(z: Tensor, targets: Tensor, ignore_index: int, gradient: bool) -> Te
     counts = (targets != ignore_index)[:, None]
     target = targets[:, None].where(counts, 0)
     wide = z.to(torch.promote_types(z.dtype, torch.float32))
+    wide = wide - wide.amax(1, keepdim=True)  # large logits keep their differences
     log_sum = wide.logsumexp(1, keepdim=True)
     losses = (log_sum - wide.gather(1, target)).where(counts, 0.0)
     if gradient:
-        dz = (wide - log_sum).exp_()
+        dz = wide.sub_(log_sum).exp_()
         dz.scatter_add_(1, target, torch.full_like(log_sum, -1.0))
         z.copy_(dz.mul_(counts))
     return losses.squeeze(1)

@@ -1,11 +1,10 @@
 """The mLSTM as one call of gated linear attention."""
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from statetrack.ops.gated_linear_attention import gated_linear_attention
-from statetrack.ops.mlstm.reference import MLSTMCell, fresh_cell, log_size, normaliser
+from statetrack.ops.mlstm.reference import MLSTMCell, fresh_cell, log_forget, log_size, normaliser
 
 
 def mlstm_as_attention(
@@ -29,7 +28,7 @@ def mlstm_as_attention(
     that of gated linear attention.
     """
     before_all = fresh_cell(q, v) if state is None else state
-    log_a = log_size(f) if signed else F.logsigmoid(f)
+    log_a = log_size(f) if signed else log_forget(f)
     F_t, i_t, m_0 = log_a.double().cumsum(1), i.double(), before_all.m.double()[:, None]
     m = F_t + torch.cat([m_0, i_t - F_t], dim=1).cummax(1).values[:, 1:]
     m = m.detach() if signed else m

@@ -1,12 +1,11 @@
 """The mLSTM in chunks: parallel within a chunk, with the state carried from one to the next."""
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from statetrack.ops.checks import can_look
 from statetrack.ops.mlstm.as_attention import mlstm_as_attention
-from statetrack.ops.mlstm.reference import MLSTMCell, fresh_cell, mlstm_reference, normaliser
+from statetrack.ops.mlstm.reference import MLSTMCell, fresh_cell, log_forget, mlstm_reference, normaliser
 
 CHUNK = 64
 
@@ -30,8 +29,8 @@ def mlstm_chunked(
 
     With `signed` gates there are no logarithms of the gates to sum: see `mlstm_as_attention`. Where numbers
     can be read for free, on a CPU, a call with NaN or infinity is repeated step by step: it would spread to
-    earlier steps of its chunk, since the zeros above the diagonal of A meet it. So would f = -inf, a closed
-    gate, after which differences of F are NaN.
+    earlier steps of its chunk, since the zeros above the diagonal of A meet it. Closed gates, of f = -1e6 to
+    -inf, count as -1e6, so that differences of F keep their digits.
     """
     h, last = _in_chunks(q, k, v, i, f, state, signed)
     return mlstm_reference(q, k, v, i, f, state) if not signed and is_bad(last) else (h, last)
@@ -53,7 +52,7 @@ def _in_chunks(
         return mlstm_as_attention(q, k, v, i, f, state, signed=True)
     k = k * k.shape[-1] ** -0.5
     # heads before time inside: (B, H, T, K) and (B, H, T)
-    inputs = [x.transpose(1, 2) for x in (q, k, v, i, F.logsigmoid(f))]
+    inputs = [x.transpose(1, 2) for x in (q, k, v, i, log_forget(f))]
     outputs = []
     for q, k, v, i, log_f in zip(*(x.split(CHUNK, dim=2) for x in inputs), strict=True):
         h, state = _chunk(q, k, v, i, log_f, state)
@@ -65,8 +64,8 @@ def _in_chunks(
 def _chunk(
     q: Tensor, k: Tensor, v: Tensor, i: Tensor, log_f: Tensor, state: MLSTMCell | None
 ) -> tuple[Tensor, MLSTMCell]:
-    # In float64: where forget gates close, F is in the thousands and its differences are of order 1. No lower
-    # bound on log f would do, as an open input gate exp(i) can outweigh any decay.
+    # In float64: where forget gates close, F is in the thousands or millions, and its differences of order 1.
+    # No tighter bound on log f would do, as an open input gate exp(i) can outweigh any decay.
     F_t, i = log_f.double().cumsum(-1), i.double()
     C = q.shape[2]
     future = torch.ones(C, C, dtype=torch.bool, device=q.device).triu(1)

@@ -18,8 +18,8 @@ def mlstm_native(
 ) -> tuple[Tensor, MLSTMCell]:
     """Same arguments and results as `mlstm_reference`, in float32.
 
-    Up to CHUNK steps, where it would gain nothing, it is the chunked form. A call with NaN or infinity, or a
-    closed gate f = -inf, is repeated step by step, as there.
+    Up to CHUNK steps, where it would gain nothing, it is the chunked form. A call with NaN or infinity is
+    repeated step by step, as there.
     """
     if q.shape[1] <= CHUNK:
         return mlstm_chunked(q, k, v, i, f, state, signed)

@@ -10,6 +10,11 @@ EPS = 1e-6  # added to the normaliser, as in the xlstm package
 SMALLEST = 1e-30  # of a signed gate in m: C / exp(m) is multiplied by up to its inverse, which float32 holds
 
 
+# of the logarithm of a forget gate where logarithms are summed: a lower one, such as -1e30, would cost the
+# digits of all that follow. It is still closed for input gates that are less than 1e6 apart.
+LOWEST_LOG = -1e6
+
+
 class MLSTMCell(NamedTuple):
     """The memory C and the normaliser n, both divided by exp(m) so that neither can overflow."""
 
@@ -74,6 +79,11 @@ def log_size(f: Tensor) -> Tensor:
     logarithm has no derivative; the gate itself has.
     """
     return torch.tanh(f.detach() / 2).abs().clamp(min=SMALLEST).log()
+
+
+def log_forget(f: Tensor) -> Tensor:
+    """log sigmoid(f), at least LOWEST_LOG; NaN stays."""
+    return F.logsigmoid(f).clamp(min=LOWEST_LOG)
 
 
 def normaliser(nq: Tensor, m: Tensor) -> Tensor:

@@ -44,11 +44,13 @@ class TableAdamW:
         for group in self.groups:
             for p in group["params"]:
                 grad = self.copies.get(p, p).grad
-                if grad is not None:
+                if grad is not None and p.numel():
                     # held, because a copy made by contiguous() must live as long as its address is used
                     self.gradients.append(grad.contiguous())
                     self._add(p, self.gradients[-1], self.state[p], group["weight_decay"])
         programs = sum(map(len, self.rows))
+        if not programs:
+            return
         if not (self.table.is_cuda and torch.cuda.is_current_stream_capturing()):
             self.fill()
         constants: dict[str, Any] = {"BLOCK": BLOCK, "num_warps": 4}

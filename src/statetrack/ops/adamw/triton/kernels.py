@@ -89,7 +89,7 @@ def update_kernel(
     total = tl.sum(tl.load(squares + program, mask=program < programs, other=0.0), axis=0)
     scale = 1.0
     if clip > 0:
-        scale = tl.minimum(clip / (tl.sqrt(total) + 1e-6), 1.0)
+        scale = tl.minimum(clip / (tl.sqrt(total) + 1e-6), 1.0, propagate_nan=tl.PropagateNan.ALL)
     p_at, m_at, v_at = _address(table, 0) + i, _address(table, 2) + i, _address(table, 3) + i
     p = tl.load(p_at, mask=i < size, other=0.0)
     g = _gradient(table, i, size) * scale

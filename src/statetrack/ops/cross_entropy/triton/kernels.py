@@ -17,14 +17,17 @@ import triton.language as tl
 
 @triton.jit
 def _load_rows(logits, targets, row, rows, stride, ignore_index, n, N: tl.constexpr, READ: tl.constexpr):
-    """Logits (ROWS, BN), targets and whether they count (ROWS,), and log(sum exp) of each row."""
+    """Logits less the largest of their row (ROWS, BN), targets, whether these count, log(sum exp) of the
+    logits given first, and the largest (ROWS,). Apart, they keep their digits where logits are large.
+    """
     target = tl.load(targets + row, mask=row < rows, other=ignore_index)
     counts = (row < rows) & (target != ignore_index)
     inside = (row < rows)[:, None] & (n < READ)[None, :]
     x = tl.load(logits + row[:, None] * stride + n[None, :], mask=inside, other=0.0).to(tl.float32)
     x = tl.where((n < N)[None, :], x, float("-inf"))
     largest = tl.max(x, axis=1)
-    return x, target, counts, largest + tl.log(tl.sum(tl.exp(x - largest[:, None]), axis=1))
+    x -= largest[:, None]
+    return x, target, counts, tl.log(tl.sum(tl.exp(x), axis=1)), largest
 
 
 @triton.jit
@@ -36,14 +39,16 @@ def cross_entropy_kernel(
     """The sum of a program's losses and the number of rows that count."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     n = tl.arange(0, BN)
-    x, target, counts, log_sum = _load_rows(logits, targets, row, rows, stride, ignore_index, n, N, READ)
+    x, target, counts, log_sum, largest = _load_rows(
+        logits, targets, row, rows, stride, ignore_index, n, N, READ
+    )
     hit = n[None, :] == target[:, None]
     at_target = tl.sum(tl.where(hit, x, 0.0), axis=1)
     loss = log_sum - at_target
     if SMOOTHING > 0:
         loss += SMOOTHING * (at_target - tl.sum(tl.where((n < N)[None, :], x, 0.0), axis=1) / N)
     if Z_LOSS > 0:
-        loss += Z_LOSS * log_sum * log_sum
+        loss += Z_LOSS * (log_sum + largest) * (log_sum + largest)
     # a target that is no class must not go unnoticed
     loss = tl.where((target >= 0) & (target < N), loss, float("nan"))
     tl.store(sums + tl.program_id(0), tl.sum(tl.where(counts, loss, 0.0), axis=0))
@@ -75,7 +80,9 @@ def cross_entropy_backward_kernel(
     """The gradient of the logits, zero in rows that do not count."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     n = tl.arange(0, BN)
-    x, target, counts, log_sum = _load_rows(logits, targets, row, rows, stride, ignore_index, n, N, READ)
+    x, target, counts, log_sum, largest = _load_rows(
+        logits, targets, row, rows, stride, ignore_index, n, N, READ
+    )
     scale = tl.load(dloss).to(tl.float32) / tl.maximum(tl.load(count), 1).to(tl.float32)
     hit = n[None, :] == target[:, None]
     softmax = tl.exp(x - log_sum[:, None])
@@ -87,7 +94,7 @@ def cross_entropy_backward_kernel(
     if SMOOTHING > 0:
         dx += SMOOTHING * scale * (tl.where(hit, 1.0, 0.0) - 1.0 / N)
     if Z_LOSS > 0:
-        dx += 2.0 * Z_LOSS * scale * log_sum[:, None] * softmax
+        dx += 2.0 * Z_LOSS * scale * (log_sum + largest)[:, None] * softmax
     dx = tl.where(counts[:, None], dx, 0.0)
     inside = (row < rows)[:, None] & (n < N)[None, :]
     tl.store(dlogits + row[:, None] * N + n[None, :], dx.to(dlogits.dtype.element_ty), mask=inside)

@@ -219,6 +219,9 @@ class ChunkBackward(_Call):
         chunk_table, first_chunk, cu_seqlens = tables or (A, A, A)
         dfinal_state, dg, dinitial_state = (A if x is None else x for x in (dfinal_state, dg, dinitial_state))
         dstates = torch.empty_like(states)
+        half = dv
+        if dv.dtype == torch.float16:  # Z, whose quotient by beta is read, would underflow
+            dv = torch.empty_like(dv, dtype=torch.float32)
         if self.prepare_backward is not None:
             self.prepare_backward(q, g, A, inverse_norms, dout, dv, dstates, chunk_table)
         if self.case.pairs:
@@ -236,3 +239,5 @@ class ChunkBackward(_Call):
                 q, k, beta, g, A, inverse_norms, E, dv, states, dstates, dout, dq, dk, dbeta, dg, dA,
                 chunk_table
             )  # fmt: skip
+        if half is not dv:
+            half.copy_(dv)

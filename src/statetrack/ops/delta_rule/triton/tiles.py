@@ -199,7 +199,8 @@ def load_beta(beta, rows, valid, BETA_FROM_LOGITS: tl.constexpr, HARD_BETA: tl.c
         b = BETA_FROM_LOGITS / (1.0 + tl.exp(-b))
         if HARD_BETA:
             b = (1.0 + 2.0 * HARD_MARGIN) * b - HARD_MARGIN * BETA_FROM_LOGITS
-            b = tl.minimum(tl.maximum(b, 0.0), BETA_FROM_LOGITS)
+            b = tl.maximum(b, 0.0, propagate_nan=tl.PropagateNan.ALL)
+            b = tl.minimum(b, BETA_FROM_LOGITS, propagate_nan=tl.PropagateNan.ALL)
     return tl.where(tl.abs(b) < SMALLEST_BETA, SMALLEST_BETA, b)
 
 

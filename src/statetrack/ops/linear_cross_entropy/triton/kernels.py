@@ -31,11 +31,11 @@ def row_losses_kernel(
         largest = new
         start += BN
     top = tl.max(largest, axis=0)
-    log_sum = top + tl.log(tl.sum(total * tl.exp(largest - top), axis=0))
+    log_sum = tl.log(tl.sum(total * tl.exp(largest - top), axis=0))  # of z - top
     known = (target >= 0) & (target < N)
     hit = tl.load(logits + tl.where(known, target, 0)).to(tl.float32)
     # a target that is no class must not go unnoticed
-    loss = tl.where(known, log_sum - hit, float("nan"))
+    loss = tl.where(known, log_sum - (hit - top), float("nan"))
     tl.store(losses + row, tl.where(counts, loss, 0.0))
     if GRADIENT:
         tl.debug_barrier()  # every thread has read the target's logit before any overwrites it
@@ -43,7 +43,7 @@ def row_losses_kernel(
         while start < N:
             inside = start + n < N
             z = tl.load(logits + start + n, mask=inside, other=float("-inf")).to(tl.float32)
-            dz = tl.exp(z - log_sum) - tl.where(start + n == target, 1.0, 0.0)
+            dz = tl.exp((z - top) - log_sum) - tl.where(start + n == target, 1.0, 0.0)
             dz = tl.where(counts, dz, 0.0)
             tl.store(logits + start + n, dz.to(logits.dtype.element_ty), mask=inside)
             start += BN

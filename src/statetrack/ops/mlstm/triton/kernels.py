@@ -25,7 +25,10 @@ import triton
 import triton.language as tl
 
 from statetrack.ops.delta_rule.triton.tiles import dot_bf16x3, dot_state, dot_tf32x3
+from statetrack.ops.mlstm import reference
 from statetrack.ops.slstm.triton.kernels import log_sigmoid, sigmoid
+
+LOWEST_LOG = tl.constexpr(reference.LOWEST_LOG)
 
 
 @triton.jit
@@ -53,7 +56,9 @@ def _decays(i, f, first, t, T, H):
     at = first + t.to(tl.int64) * H
     write = tl.load(i + at, mask=inside, other=0.0).to(tl.float64)
     forget = tl.load(f + at, mask=inside, other=0.0).to(tl.float32)
-    F = tl.cumsum(log_sigmoid(forget).to(tl.float64), 0)
+    log_f = log_sigmoid(forget)
+    log_f = tl.where(log_f < LOWEST_LOG, LOWEST_LOG, log_f)  # NaN stays
+    F = tl.cumsum(log_f.to(tl.float64), 0)
     reaches = (t[None, :] <= t[:, None]) & inside[:, None]
     log_D = tl.where(reaches, F[:, None] - F[None, :] + write[None, :], -float("inf"))
     m = tl.where(inside, tl.max(log_D, 1), 0.0)

@@ -25,6 +25,7 @@ from statetrack.ops.triton_runtime.compile_ahead import compile_ahead
 
 MAX_STATES = 256
 MAX_NUMBERS = 1 << 30  # in one sequence: offsets inside it are 32-bit
+LONG = 1 << 12  # steps: those of shorter sequences would have to be half a million numbers apart
 MAX_SEQUENCES = 65535  # the limit of a grid's second axis
 INPUTS = len(ScanInputs._fields)
 FORWARD_CALLS, BACKWARD_CALLS = CallCache(), CallCache()
@@ -41,6 +42,8 @@ def selective_scan_triton(inputs: ScanInputs, options: ScanOptions) -> tuple[Ten
         B, C = B.float(), C.float()
     initial_state = None if initial_state is None else initial_state.float()
     D, delta_bias, cu_seqlens = (None if x is None else x.contiguous() for x in (D, delta_bias, cu_seqlens))
+    if u.shape[2] >= LONG:
+        u, delta, B, C, z = map(within_32_bits, (u, delta, B, C, z))
     tensors = (u, delta, A, B, C, D, z, delta_bias, initial_state, cu_seqlens)
     save = needs_gradient(tensors)
     forward = without_dispatcher(
@@ -48,6 +51,13 @@ def selective_scan_triton(inputs: ScanInputs, options: ScanOptions) -> tuple[Ten
     )
     out, last_state, *_ = forward(*tensors, options.delta_softplus, options.signed(), save)
     return out, last_state
+
+
+def within_32_bits(x: Tensor | None) -> Tensor | None:
+    """x (B, ., T), or a copy where its numbers are too far apart for the kernels' offsets in a sequence."""
+    if x is None or sum(s * (n - 1) for s, n in zip(x.stride()[1:], x.shape[1:], strict=True)) < 2**31:
+        return x
+    return x.contiguous()
 
 
 def refuses(u: Tensor, A: Tensor, cu_seqlens: Tensor | None = None) -> str | None:
@@ -58,7 +68,7 @@ def refuses(u: Tensor, A: Tensor, cu_seqlens: Tensor | None = None) -> str | Non
         return "the input is empty"
     if (sequences := sequence_count(u, cu_seqlens)) > MAX_SEQUENCES:
         return f"there are {sequences} sequences, more than {MAX_SEQUENCES}"
-    if u.shape[1] * u.shape[2] > MAX_NUMBERS:
+    if max(u.shape[1], A.shape[1]) * u.shape[2] > MAX_NUMBERS:
         return f"a sequence has more than {MAX_NUMBERS} numbers"
     return "float64 is not offered there" if u.dtype == torch.float64 else None
 

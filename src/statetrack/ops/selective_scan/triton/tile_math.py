@@ -163,7 +163,7 @@ def opaque(i):
 @triton.jit
 def softplus(x):
     """log(1 + exp(x)): x above 20, a series where exp(x) is small, so that small values stay accurate."""
-    e = tl.exp2(tl.minimum(x, 20.0) * LOG2_E)
+    e = tl.exp2(tl.minimum(x, 20.0, propagate_nan=tl.PropagateNan.ALL) * LOG2_E)
     series = e * (1.0 - e * (0.5 - e * (1.0 / 3.0 - e * (0.25 - e * 0.2))))
     return tl.where(x > 20.0, x, tl.where(e < 0.0625, series, _log2(1.0 + e) * LN_2))
 

@@ -144,6 +144,8 @@ def tiled_forward_kernel(
             else:
                 h_in_at, h_out_at = saved_states, saved_states
             h_out_at = tl.where(i + 1 < tiles, h_out_at, last_state)
+            # the next segment stores the state that enters it, and no other program
+            leaves = (i + 1 < stop) | (i + 1 == tiles)
             h_in_n, has_h_in = channels, in_d
             if HAS_INITIAL_STATE:
                 h_in_at = tl.where(i > 0, h_in_at, initial_state + d * initial_state_d)
@@ -170,7 +172,7 @@ def tiled_forward_kernel(
                 xB = x * B_tile[:, None]
                 h = scan_rows_from(e, xB, h_in, row, SIGNED)
                 y += h * C_tile[:, None]
-                tl.store(h_out_at + n * channels, select_row(h, row, (L >> part) - 1), mask=in_d)
+                tl.store(h_out_at + n * channels, select_row(h, row, (L >> part) - 1), mask=in_d & leaves)
             # Addresses of the results are computed only here, so that they occupy no registers in the loop.
             t = opaque(i) * L + row
             inside = (t < T) & in_d[None, :]
