@@ -126,3 +126,11 @@ def test_the_package_imports_without_sympy():
     code = "import sys, statetrack.automata; print({'sympy', 'matplotlib', 'automata'} & set(sys.modules))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "set()"
+
+
+def test_large_symmetric_groups_are_no_for_diagonal_layers_with_words_that_show_it():
+    """More points than sympy is asked for: S_n and A_n of any degree are known by Jordan's theorem."""
+    dfa = DFA.from_group("S61")
+    (verdict,) = [v for v in explain(dfa).verdicts if v.model.name == "diagonal unit circle"]
+    assert verdict.answer == "no"
+    assert verdict.witness.holds(dfa)

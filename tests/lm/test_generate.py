@@ -68,6 +68,12 @@ def test_samples_follow_the_probabilities_at_their_temperature():
         torch.testing.assert_close(found, (logits[0] / temperature).softmax(-1), atol=0.02, rtol=0)
 
 
+@pytest.mark.parametrize("temperature", [1e-45, 1e-38, 1e-3])
+def test_at_a_tiny_temperature_the_most_probable_token_is_chosen(temperature):
+    logits = torch.tensor([[3.0, 50.0, 49.0]]).expand(50, -1)
+    assert (Sampling(temperature).choose(logits, torch.Generator().manual_seed(0)) == 1).all()
+
+
 @pytest.mark.parametrize(
     ("sampling", "possible"),
     [
@@ -182,6 +188,8 @@ def test_mistakes_are_explained_before_anything_is_printed(folder, tmp_path, cap
     for arguments, message in (
         (["--prompt", "one", str(folder)], "first, before any option"),
         ([str(folder), "--prompt", "one", "--tokenizer", str(tmp_path / "other.json")], "tokenizer"),
+        ([str(folder), "--seed", "9" * 20], "lm generate: seed is 99999999999999999999"),
+        ([str(folder), "--prompt", "\udcff"], "the prompt is not text in UTF-8"),
     ):
         with pytest.raises(SystemExit) as stopped:
             main(["lm", "generate", *arguments])

@@ -56,3 +56,8 @@ def test_pieces_add_up_to_the_sums_of_cells(piece):
             layout.add(sums, i, position, losses[i, position : position + piece])
     for cell, (i, first, n) in enumerate(zip(layout.sequence, layout.position, layout.tokens, strict=True)):
         assert sums[cell] == pytest.approx(losses[i, first : first + n].sum())
+
+
+def test_a_negative_number_of_sequences_is_refused():
+    with pytest.raises(UserError, match="sequences is -1, expected 0"):
+        layout_of(DOCUMENTS, bin_edges(8, 1), most=-1)

@@ -194,6 +194,11 @@ def test_without_network_the_error_says_what_to_do(folder, monkeypatch):
         evaluate(open_model(folder), ["piqa"])
 
 
+def test_an_answer_longer_than_a_context_is_explained(folder, tasks):
+    with pytest.raises(UserError, match="an answer in a task has more tokens than a context, 2"):
+        evaluate(open_model(folder), ["small_choice"], include_path=tasks, max_length=2)
+
+
 def test_wrong_names_and_folders_are_explained(folder, tmp_path):
     with pytest.raises(UserError, match="is not a folder"):
         evaluate(open_model(folder), ["paper"], include_path=tmp_path / "nowhere")

@@ -104,6 +104,8 @@ def test_whole_folders_are_held_out_together(texts):
         (["--heldout-set", "prose"], "--heldout-set is 'prose', expected NAME=PATH"),
         (["--heldout-set", "train=."], "--heldout-set is 'train=.', expected NAME=PATH"),
         (["--workers", "0"], "workers is 0, expected at least 1"),
+        (["--max-file-mb", "nan"], "max_file_mb is nan, expected a number above 0"),
+        (["--shard-mb", "inf"], "shard_mb is inf, expected a number above 0"),
         (["hf:x", "--heldout-by", "folder"], "a dataset of the hub has none"),
     ],
 )

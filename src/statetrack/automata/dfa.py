@@ -157,7 +157,7 @@ class DFA:
         """Read the text of `to_json`; null in a table stands for a missing move."""
         try:
             record = json.loads(text)
-        except (json.JSONDecodeError, TypeError) as error:
+        except (json.JSONDecodeError, TypeError, RecursionError) as error:
             raise UserError(f"DFA.from_json: the text is not JSON: {error}.") from error
         fields = ("alphabet", "transitions", "start", "accepting")
         if not isinstance(record, dict) or sorted(record) != sorted(fields):

@@ -107,7 +107,7 @@ class GroupFacts:
 
 def group_facts(generators: Sequence[Perm]) -> GroupFacts:
     """Order and solvability: directly for small groups, cyclic groups, S_n and A_n; by sympy for others."""
-    quick = _quick_facts(generators)
+    quick = quick_group_facts(generators)
     if quick is not None:
         return quick
     from sympy.combinatorics import Permutation, PermutationGroup
@@ -127,7 +127,7 @@ def group_facts_within(generators: Sequence[Perm], max_degree: int) -> GroupFact
     """As `group_facts`, but None where that would take sympy more than `max_degree` points (slow)."""
     if len(generators[0]) <= max_degree:
         return group_facts(generators)
-    quick = _quick_facts(generators)
+    quick = quick_group_facts(generators)
     if quick is not None:
         return quick
     elements = closure(generators, min(20_000, 2_000_000 // len(generators[0])))
@@ -136,7 +136,8 @@ def group_facts_within(generators: Sequence[Perm], max_degree: int) -> GroupFact
     return GroupFacts(len(elements), True)
 
 
-def _quick_facts(generators: Sequence[Perm]) -> GroupFacts | None:
+def quick_group_facts(generators: Sequence[Perm]) -> GroupFacts | None:
+    """Order and solvability of small groups, cyclic ones, and S_n and A_n of any degree; None of others."""
     if not generators or not generators[0]:
         return GroupFacts(1, True)
     if len(generators) == 1:

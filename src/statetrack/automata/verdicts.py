@@ -180,6 +180,7 @@ def unit_circle(f: Facts) -> Answer:
         witness = group_witness(f.minimal, f.images, "not solvable")
         if witness is not None:
             return "no", "groups in a stack of diagonal layers are solvable", _THEORY, True, witness
+        return _open("a group inside is not solvable, but no words that show it were found within the limits")
     return _open("whether all groups are solvable was not settled within the limits")
 
 

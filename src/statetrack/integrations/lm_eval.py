@@ -5,6 +5,7 @@ a table sets ours beside the numbers of Table 4 (tab:lm_harness).
 """
 
 import logging
+import traceback
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
@@ -91,6 +92,13 @@ def evaluate(
             log_samples=True,  # for the number of choices and the answers
             bootstrap_iters=0,
         )
+    except AssertionError as error:
+        if "max_length" not in (traceback.extract_tb(error.__traceback__)[-1].line or ""):
+            raise
+        raise UserError(
+            f"lm eval: an answer in a task has more tokens than a context, {max_length or opened.context}. "
+            "Give a larger --max-length."
+        ) from error
     except (ConnectionError, FileNotFoundError) as error:
         raise UserError(
             f"The data of a task cannot be loaded: {error}. lm-evaluation-harness takes them from the "

@@ -48,7 +48,8 @@ class Sampling:
         """One token for each row of logits (B, V), (B,)."""
         if self.temperature == 0:
             return logits.argmax(-1)
-        logits = logits.float() / self.temperature
+        logits = logits.float()
+        logits = (logits - logits.amax(-1, keepdim=True)) / self.temperature  # which may be tiny
         order = None
         if self.top_k and self.top_k < logits.shape[-1]:
             logits, order = logits.topk(self.top_k, dim=-1)  # sorted, largest first

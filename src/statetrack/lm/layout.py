@@ -69,6 +69,8 @@ def layout_of(documents: np.ndarray, edges: np.ndarray, rows: Rows = "concatenat
     """
     if rows not in ROWS:
         raise unknown_name("perplexity: rows", rows, ROWS)
+    if most < 0:
+        raise UserError(f"perplexity: sequences is {most}, expected 0 (all of them) or more.")
     documents, length = np.asarray(documents, dtype=np.int64), int(edges[-1])
     if rows == "concatenated":
         starts = documents[0] + length * np.arange(max(0, int(documents[-1] - documents[0] - 1) // length))

@@ -1,5 +1,6 @@
 """statetrack lm eval: lm-evaluation-harness, with the paper's tasks as one group."""
 
+import sys
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -38,8 +39,10 @@ def main(arguments: Sequence[str]) -> None:
     options = parse(EvalOptions, flags, "statetrack lm eval MODEL")
     for name in ("limit", "batch_size", "max_length"):
         value = getattr(options, name)
-        if value is not None and value < 1:
-            raise UserError(f"lm eval: {name} is {value}, expected at least 1.")
+        if value is not None and not 1 <= value <= sys.maxsize:
+            raise UserError(f"lm eval: {name} is {value}, expected from 1 to {sys.maxsize}.")
+    if options.shots is not None and options.shots < 0:
+        raise UserError(f"lm eval: shots is {options.shots}, expected 0 or more.")
     require("lm_eval", extra="eval", for_="evaluation on benchmark tasks")
     opened = open_model(folder, tokenizer=options.tokenizer)
     opened.model.to(resolve_device(options.device))

@@ -1,5 +1,6 @@
 """statetrack lm generate: continue a prompt, and print the text as it comes."""
 
+import io
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -8,8 +9,10 @@ from pathlib import Path
 import torch
 
 from statetrack.commands.flags import parse, take_model
+from statetrack.errors import UserError
 from statetrack.lm.generate import Sampling, stream, text_pieces
 from statetrack.lm.models import OpenedModel, open_model
+from statetrack.spec import check_seed
 from statetrack.training.loop import resolve_device
 
 
@@ -40,6 +43,13 @@ def main(arguments: Sequence[str]) -> None:
     device = resolve_device(options.device)
     # wrong options are found before the model is loaded, a wrong tokenizer before anything is printed
     sampling = Sampling(options.temperature, options.top_k, options.top_p)
+    check_seed("lm generate: seed", options.seed)
+    try:
+        prompt.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(f"lm generate: the prompt is not text in UTF-8: {error.reason}.") from error
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # what the terminal cannot show
     opened = open_model(folder, tokenizer=options.tokenizer)
     opened.model.to(device)
     decode = opened.tokenizer.decode

@@ -1,5 +1,6 @@
 """statetrack lm tokenize: text to token shards."""
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -54,6 +55,9 @@ def main(arguments: Sequence[str]) -> None:
         return
     if flags.heldout_by == "folder" and any(name.startswith(HUB) for name in inputs):
         raise UserError("tokenize: --heldout-by folder needs folders, and a dataset of the hub has none.")
+    for name, size in (("max_file_mb", flags.max_file_mb), ("shard_mb", flags.shard_mb)):
+        if not 0 < size < math.inf:
+            raise UserError(f"tokenize: {name} is {size}, expected a number above 0.")
     sets = _sets(given_sets)
     reading = Reading(
         field=flags.field,
