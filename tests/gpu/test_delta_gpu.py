@@ -199,5 +199,6 @@ def test_gates_match_chunked_in_float64(kind, shape, dtype):
         if not value.any():  # dinitial_state behind a gate of 0, which the kernels take as 1e-20
             assert actual[name].abs().max() < 1e-15, name
             continue
-        # the gradient of a gate sums products of rounded terms over all of a state
-        assert relative(actual[name], value) < (5 * limit if name in ("da", "dg") else limit), name
+        # the gradient of a gate sums products of rounded terms over all of a state, that of a beta over a row
+        factor = 5 if name in ("da", "dg") else 1.5 if name == "dbeta" else 1
+        assert relative(actual[name], value) < factor * limit, name

@@ -32,8 +32,7 @@ def test_slstm_matches_float64(B, T, H, D):
     for dtype, backend in ((torch.float64, "reference"), (torch.float32, "triton")):
         leaves = [y.detach().to(dtype).requires_grad_() for y in (x, R)]
         h, _ = slstm(*leaves, backend=backend)
-        weights = torch.linspace(-1, 1, h.numel(), device="cuda", dtype=dtype).view_as(h)
-        results.append([h, *torch.autograd.grad((h * weights).sum(), leaves)])
+        results.append([h, *torch.autograd.grad((h * draw(*h.shape).to(dtype)).sum(), leaves)])
     for expected, actual in zip(*results, strict=True):
         assert (actual - expected).norm() < 2e-5 * expected.norm()
 
@@ -77,12 +76,15 @@ def test_mlstm_matches_float64(B, T, H, K, dtype):
 
 
 def with_gradients(op, given, dtype=None):
-    """Results and gradients for a fixed loss; in `dtype` or as given."""
+    """Results and gradients for a fixed loss; in `dtype` or as given.
+
+    Its weights are random: with smooth ones the gradients of norms and of recurrent weights are small
+    differences of large sums, and float32 itself is off by more than the bounds.
+    """
     leaves = [(x if dtype is None else x.to(dtype)).detach().requires_grad_() for x in given]
     results = op(*leaves)
     results = results if isinstance(results, tuple) else (results,)
-    weights = [torch.linspace(-1, 1, y.numel(), device="cuda", dtype=torch.float64) for y in results]
-    losses = [(y.double() * w.view(y.shape)).sum() for y, w in zip(results, weights, strict=True)]
+    losses = [(y.double() * draw(*y.shape).double()).sum() for y in results]
     return [*results, *torch.autograd.grad(losses, leaves)]
 
 
@@ -105,10 +107,11 @@ def test_slstm_with_bias_and_gates_in_front_of_heads_matches_float64(H, D, dtype
     assert_as_float64(lambda x, R, bias, backend: slstm(x, R, bias=bias, backend=backend)[0], given, bound)
 
 
-@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-4), (torch.bfloat16, 2e-2)])
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 2e-5), (torch.bfloat16, 2e-2)])
 @pytest.mark.parametrize(("H", "K"), [(4, 64), (1, 128)])
 def test_joined_mlstm_matches_float64(H, K, dtype, bound):
-    given = [draw(65, 39, 3, H, K, dtype=dtype), 2 * draw(65, 39, H), 3 + 2 * draw(65, 39, H)]
+    """Input gates not so far open that the normaliser can be a sum that cancels, which magnifies rounding."""
+    given = [draw(65, 39, 3, H, K, dtype=dtype), draw(65, 39, H), 3 + 2 * draw(65, 39, H)]
     assert_as_float64(lambda qkv, i, f, backend: mlstm_joined(qkv, i, f, backend=backend)[0], given, bound)
 
 

@@ -101,6 +101,15 @@ def test_the_triton_kernels_match_the_loop(kind):
     assert_near(actual, expected, 1e-5)
 
 
+def test_chunks_with_and_without_small_gates_per_channel_have_their_gradients_from_two_launches():
+    inputs = gate_inputs("a per channel", B=1, T=37, H=1, state=True)
+    inputs["a"] = torch.where(inputs["a"] < 0, -1, 1) * (0.3 + 0.7 * inputs["a"].abs())
+    inputs["a"][:, 3, :, 5] = 0.01  # in the first of two chunks
+    expected = results(inputs, "reference", use_qk_l2norm_in_kernel=True)
+    actual = results(inputs, "triton", torch.float32, use_qk_l2norm_in_kernel=True)
+    assert_near(actual, expected, 1e-5)
+
+
 @pytest.mark.parametrize("kind", ["g per channel", "a per channel", "g and sign per channel", "a per head"])
 def test_gates_beyond_one_are_computed_by_the_triton_kernels_as_defined(kind):
     """States that grow by up to a third a step, across a chunk's border; a single one of 0 among them."""

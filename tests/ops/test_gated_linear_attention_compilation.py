@@ -10,15 +10,15 @@ from statetrack.ops.gated_linear_attention.triton.plan import constants, make_pl
 
 # what lies in memory between kernels, in the dtype of the plan; all else in that of the inputs
 SAVED = ("A", "dA", "q_in", "k_out", "states", "dstates")
-FLOATS = ("L", "kept", "gate", "sign", "dgate", "start", "end")
+FLOATS = ("L", "kept", "steepest", "gate", "sign", "dgate", "start", "end")
 TYPES = dict.fromkeys(FLOATS, "*fp32") | {"T": "i32", "H": "i32", "scale": "fp32"}
 TYPES |= dict.fromkeys(("cu_seqlens", "first_chunk", "chunk_table"), "*i64")
 
 
-def compiled_as_launched(name, K, V, dtype, gate, monkeypatch, packed=False):
+def compiled_as_launched(name, K, V, dtype, gate, monkeypatch, exact=False):
     monkeypatch.setattr(plan_module, "INTERPRETED", False)  # here kernels are compiled, not interpreted
     plan, kernel = make_plan.__wrapped__(K, V, 2048, dtype), launches.KERNELS[name]
-    flags = {"GATE": gate, "PACKED": packed, "PER_HEAD": False, "OUT": "bf16x3"}
+    flags = {"EXACT": exact, "GATE": gate, "PACKED": name == "sweep", "PER_HEAD": False, "OUT": "bf16x3"}
     flags |= {"BACKWARD": True, "HAS_START": True, "HAS_END": True}
     values = constants(plan, name, kernel.arg_names, K, V, flags)
     names = kernel.arg_names[: -len(values)]
@@ -30,15 +30,19 @@ def compiled_as_launched(name, K, V, dtype, gate, monkeypatch, packed=False):
 
 
 # The kernels with most in their registers, and the bytes that may spill at heads of 128. `gradients` of a
-# keeps the sums of all levels apart; `head_gradients` holds dq and dk of all channels.
-CASES = [("scores", "value", 0), ("gradients", "log", 0), ("gradients", "value", 440)]
-CASES += [("head_gradients", "value", 528), ("sweep", "value", 0)]
+# small gates keeps the sums of all levels apart; `head_gradients` holds dq and dk of all channels.
+CASES = [("scores", "value", False, 0), ("gradients", "log", False, 0), ("gradients", "value", False, 0)]
+CASES += [
+    ("gradients", "value", True, 464),
+    ("head_gradients", "value", False, 528),
+    ("sweep", "value", False, 0),
+]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "gate", "spilled"), CASES)
-def test_kernels_fit_the_registers(name, gate, spilled, monkeypatch):
-    compiled = compiled_as_launched(name, 128, 128, torch.bfloat16, gate, monkeypatch, packed=name == "sweep")
+@pytest.mark.parametrize(("name", "gate", "exact", "spilled"), CASES)
+def test_kernels_fit_the_registers(name, gate, exact, spilled, monkeypatch):
+    compiled = compiled_as_launched(name, 128, 128, torch.bfloat16, gate, monkeypatch, exact)
     assert_fits(compiled, spilled)
 
 

@@ -1,10 +1,5 @@
-"""The cases timed on a GPU: forward and backward of an op, ours and the best peer's, and a lower bound.
+"""The cases timed on a GPU: forward and backward of an op, ours and the best peer's, and a lower bound."""
 
-The bound is a roofline model. It counts the operations of the recurrence itself, not of an algorithm: a
-chunked form does more operations, on faster units.
-"""
-
-import importlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,38 +7,10 @@ import torch
 from torch import Tensor
 
 from statetrack.bench.cases import Work
-from statetrack.errors import UserError
+from statetrack.bench.gpu_floor import Floor, peer_module, short_name
+from statetrack.bench.gpu_gated_cases import GpuGatedAttention, GpuGatedDelta
 from statetrack.ops.delta_rule import delta_rule
-from statetrack.ops.gated_linear_attention import gated_linear_attention
 from statetrack.ops.selective_scan import selective_scan
-
-
-@dataclass(frozen=True)
-class Ceilings:
-    """Measured peak rates of this GPU, per second."""
-
-    bytes: float  # copied within device memory; reads and writes both count
-    float32: float  # operations outside the matrix units: two per multiply-add
-    matrix: float  # operations of a bfloat16 matrix product
-    exponentials: float  # the special-function units
-
-
-@dataclass(frozen=True)
-class Floor:
-    """A lower bound on the time of a case: the larger of moving its bytes and doing its operations."""
-
-    bytes: float
-    operations: float
-    exponentials: float = 0.0
-    matrix: bool = False  # whether the operations can run as matrix products
-
-    def seconds(self, ceilings: Ceilings) -> float:
-        rate = ceilings.matrix if self.matrix else ceilings.float32
-        return max(
-            self.bytes / ceilings.bytes,
-            self.operations / rate,
-            self.exponentials / ceilings.exponentials,
-        )
 
 
 @dataclass(frozen=True)
@@ -60,7 +27,7 @@ class GpuDeltaRule:
 
     @property
     def name(self) -> str:
-        return f"delta_rule B{self.B} T{self.T} H{self.H} d{self.d} {_short(self.dtype)}"
+        return f"delta_rule B{self.B} T{self.T} H{self.H} d{self.d} {short_name(self.dtype)}"
 
     @property
     def floor(self) -> Floor:
@@ -115,7 +82,7 @@ class GpuSelectiveScan:
 
     @property
     def name(self) -> str:
-        return f"selective_scan B{self.B} T{self.T} D{self.D} N{self.N} {_short(self.dtype)}"
+        return f"selective_scan B{self.B} T{self.T} D{self.D} N{self.N} {short_name(self.dtype)}"
 
     @property
     def floor(self) -> Floor:
@@ -153,79 +120,7 @@ class GpuSelectiveScan:
         )
 
 
-@dataclass(frozen=True)
-class GpuGatedAttention:
-    """Gated linear attention with a gate per channel or per head; the peer is flash-linear-attention's.
-
-    With `signed` the gates are numbers in [-1, 1], which no peer takes: it is given the logarithms of their
-    sizes.
-    """
-
-    B: int
-    T: int
-    H: int
-    d: int
-    per_head: bool
-    signed: bool
-    dtype: torch.dtype = torch.bfloat16
-
-    peer_name = "flash-linear-attention"
-
-    @property
-    def name(self) -> str:
-        gates = f"{'head' if self.per_head else 'channel'} {'[-1,1]' if self.signed else '[0,1]'}"
-        return f"gated B{self.B} T{self.T} H{self.H} d{self.d} {_short(self.dtype)} {gates}"
-
-    @property
-    def floor(self) -> Floor:
-        """Read q, k, v, the gates, write o; back: read them and do, write four gradients.
-
-        Gates and their gradients are float32. The recurrence takes (5 + 12) d^2 operations a step.
-        """
-        steps, gates = self.B * self.T * self.H, 1 if self.per_head else self.d
-        return Floor(
-            steps * (self.dtype.itemsize * 11 * self.d + 4 * 3 * gates),
-            17.0 * steps * self.d**2,
-            exponentials=2.0 * steps * gates,
-            matrix=self.dtype != torch.float32,
-        )
-
-    def _inputs(self) -> tuple[list[Tensor], Tensor]:
-        """q, k, v and gates in [0, 1], near 1 as trained ones are."""
-        generator = torch.Generator("cuda").manual_seed(0)
-        shape, like = (self.B, self.T, self.H, self.d), {"generator": generator, "device": "cuda"}
-        q, k, v, do = (torch.randn(shape, **like).to(self.dtype) for _ in range(4))
-        gates = torch.rand(shape[:3] if self.per_head else shape, **like) ** (1 / 16)
-        return [q, k, v, gates], do
-
-    def ours(self) -> Work:
-        (q, k, v, gates), do = self._inputs()
-        gate = gates * (1 - 2 * (gates < 0.96).float()) if self.signed else gates.log()
-        inputs = [x.requires_grad_() for x in (q, k, v, gate)]
-        g, a = (None, gate) if self.signed else (gate, None)
-
-        def work() -> None:
-            o, _ = gated_linear_attention(q, k, v, g, a=a)
-            torch.autograd.grad(o, inputs, do)
-
-        return work
-
-    def peer(self) -> Work:
-        if self.per_head:
-            rule = peer_module("fla.ops.simple_gla", self.peer_name).chunk_simple_gla
-        else:
-            rule = peer_module("fla.ops.gla", self.peer_name).chunk_gla
-        (q, k, v, gates), do = self._inputs()
-        inputs = [x.requires_grad_() for x in (q, k, v, gates.log())]
-
-        def work() -> None:
-            o, _ = rule(*inputs)
-            torch.autograd.grad(o, inputs, do)
-
-        return work
-
-
-GpuCase = GpuDeltaRule | GpuSelectiveScan | GpuGatedAttention
+GpuCase = GpuDeltaRule | GpuSelectiveScan | GpuGatedAttention | GpuGatedDelta
 
 GPU_CASES: list[GpuCase] = [
     GpuDeltaRule(512, 32, 4, 32),
@@ -236,19 +131,11 @@ GPU_CASES: list[GpuCase] = [
     GpuSelectiveScan(512, 32, 256, 16),
     GpuSelectiveScan(8, 2048, 2048, 16, torch.bfloat16),
     GpuSelectiveScan(1, 32768, 2048, 16, torch.bfloat16),
-    GpuGatedAttention(16, 2048, 8, 128, per_head=False, signed=False),
-    GpuGatedAttention(16, 2048, 8, 128, per_head=False, signed=True),
-    GpuGatedAttention(16, 2048, 8, 128, per_head=True, signed=False),
-    GpuGatedAttention(16, 2048, 8, 128, per_head=True, signed=True),
+    *(
+        case(B, T, H, 128, per_head, signed)
+        for case in (GpuGatedAttention, GpuGatedDelta)
+        for B, T, H in ((16, 2048, 8), (1, 32768, 16))
+        for per_head in (False, True)
+        for signed in (False, True)
+    ),
 ]
-
-
-def peer_module(module: str, name: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except (ImportError, RuntimeError) as error:
-        raise UserError(f"{name} cannot be imported, so it is not compared: {error}") from error
-
-
-def _short(dtype: torch.dtype) -> str:
-    return {torch.float32: "float32", torch.bfloat16: "bf16", torch.float16: "fp16"}[dtype]

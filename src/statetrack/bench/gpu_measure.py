@@ -8,7 +8,7 @@ from functools import partial
 import torch
 
 from statetrack.bench.cases import Work
-from statetrack.bench.gpu_cases import Ceilings
+from statetrack.bench.gpu_floor import Ceilings
 from statetrack.bench.measure import median_seconds
 
 REPEATS = 20

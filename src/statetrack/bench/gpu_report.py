@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from statetrack.bench.cases import Work, check_chosen
-from statetrack.bench.gpu_cases import GPU_CASES, Ceilings, GpuCase
+from statetrack.bench.gpu_cases import GPU_CASES, GpuCase
+from statetrack.bench.gpu_floor import Ceilings
 from statetrack.bench.gpu_measure import (
     CAPTURED,
     first_call_seconds,
@@ -16,7 +17,13 @@ from statetrack.bench.gpu_measure import (
     seconds_in_graph,
     wake_triton,
 )
-from statetrack.bench.gpu_steps import GPU_STEPS, GpuTrainingStep, seconds_per_step
+from statetrack.bench.gpu_steps import (
+    GPU_STEPS,
+    PROTOCOL_STEPS,
+    GpuTrainingStep,
+    ProtocolStep,
+    seconds_per_step,
+)
 from statetrack.errors import UserError
 from statetrack.ops.backends import TRITON_IS_THERE
 
@@ -33,7 +40,7 @@ def gpu_report(
 
     First calls are reported only if `cold`: otherwise they depend on what the cache holds.
     """
-    check_chosen(chosen, [case.name for case in (*GPU_CASES, *GPU_STEPS)])
+    check_chosen(chosen, [case.name for case in (*GPU_CASES, *GPU_STEPS, *PROTOCOL_STEPS)])
     ceilings = measured_ceilings()
     if TRITON_IS_THERE:
         wake_triton()
@@ -51,7 +58,7 @@ def gpu_report(
             keep(report)
     _sign_costs(report["ops"])
     print(f"\n{'training step':<44}{'ours':>9}{'peer':>9}{'ratio':>8}{'floor':>10}   (ms)")
-    for step in GPU_STEPS:
+    for step in (*GPU_STEPS, *PROTOCOL_STEPS):
         if chosen(step.name):
             report["steps"].append(_step(step, ceilings, peers, cold))
             keep(report)
@@ -95,9 +102,11 @@ def _sign_costs(rows: list[dict[str, Any]]) -> None:
             print(f"  {signed['case']:<42}{signed['sign_cost']:>9.2f}x")
 
 
-def _step(step: GpuTrainingStep, ceilings: Ceilings, peers: bool, cold: bool) -> dict[str, Any]:
+def _step(
+    step: GpuTrainingStep | ProtocolStep, ceilings: Ceilings, peers: bool, cold: bool
+) -> dict[str, Any]:
     row: dict[str, Any] = {"case": step.name, "peer": step.peer_name}
-    row["floor_ms"] = 1e3 * step.floor.seconds(ceilings)
+    row["floor_ms"] = 1e3 * step.floor.seconds(ceilings) if step.floor else None
     works = _works(step, peers)
     row |= _first_calls(works, cold)
     for who, work in works.items():
@@ -114,10 +123,10 @@ def _first_calls(works: dict[str, Work], cold: bool) -> dict[str, Any]:
     return found | {"first_ratio": _ratio(found, "first_s")} if cold else {}
 
 
-def _works(case: GpuCase | GpuTrainingStep, peers: bool) -> dict[str, Work]:
+def _works(case: GpuCase | GpuTrainingStep | ProtocolStep, peers: bool) -> dict[str, Work]:
     """The work of ours, and of the peer if it is requested and installed."""
     works = {"ours": case.ours()}
-    if peers:
+    if peers and not isinstance(case, ProtocolStep):
         try:
             works["peer"] = case.peer()
         except UserError as error:

@@ -1,5 +1,6 @@
-"""A whole training step on the S5 word problem: ours as one CUDA graph, flash-linear-attention's as its users
-run it, both with bfloat16 layers, batch 512 and length 32 (Sec. 5.2)."""
+"""Whole training steps. On the S5 word problem: ours as one CUDA graph, flash-linear-attention's as its users
+run it, both with bfloat16 layers, batch 512 and length 32 (Sec. 5.2). Of the paper's other models and tasks:
+ours alone."""
 
 import time
 from dataclasses import dataclass, replace
@@ -9,7 +10,8 @@ import torch.nn.functional as F
 from torch import Generator
 
 from statetrack.bench.cases import Work
-from statetrack.bench.gpu_cases import Floor, peer_module
+from statetrack.bench.gpu_floor import Floor, peer_module
+from statetrack.experiments import fig_s5, tab_chomsky
 from statetrack.experiments.word_problems import PROTOCOL
 from statetrack.layers import model_config
 from statetrack.spec import EvaluationConfig, RunSpec
@@ -50,8 +52,7 @@ class GpuTrainingStep:
         return Floor(moved, 6.0 * weights * tokens, matrix=True)
 
     def ours(self) -> Work:
-        device = torch.device("cuda")
-        return taking(GraphStep(self.spec, new_state(self.spec, device), source_of(self.spec, device), print))
+        return _graph_step(self.spec)
 
     def peer(self) -> Work:
         models = peer_module("fla.models", "flash-linear-attention")
@@ -86,6 +87,38 @@ class GpuTrainingStep:
         return work
 
 
+@dataclass(frozen=True)
+class ProtocolStep:
+    """A step of the paper's protocol, without a peer: no other library trains these models on these tasks."""
+
+    name: str
+    spec: RunSpec
+
+    peer_name = None
+    floor = None
+
+    def ours(self) -> Work:
+        return _graph_step(self.spec)
+
+
+def protocol_steps() -> list[ProtocolStep]:
+    """Of every model of Table 3, with ours, and of the word problem of swaps: one of each range."""
+    panels = {tab_chomsky.PARITY: "parity", tab_chomsky.PLAIN: "arithmetic", fig_s5.SWAPS: "S5 swaps"}
+    panels[tab_chomsky.BRACKETS] = "bracketed arithmetic"
+    steps: dict[str, ProtocolStep] = {}
+    for run in (*tab_chomsky.runs("paper", 1), *fig_s5.runs("paper", 1)):
+        model = run.label.replace("[0,1] ", "").replace(" [0,1]", "")
+        if run.panel in panels and "[" not in model and "eps" not in model:
+            name = f"{panels[run.panel]} step, {model}"
+            steps.setdefault(name, ProtocolStep(name, run.spec))
+    return list(steps.values())
+
+
+def _graph_step(spec: RunSpec) -> Work:
+    device = torch.device("cuda")
+    return taking(GraphStep(spec, new_state(spec, device), source_of(spec, device), print))
+
+
 def taking(step: GraphStep) -> Work:
     """What takes one step, on the stream of the step."""
 
@@ -97,6 +130,7 @@ def taking(step: GraphStep) -> Work:
 
 
 GPU_STEPS = [GpuTrainingStep(1), GpuTrainingStep(5)]
+PROTOCOL_STEPS = protocol_steps()
 
 
 def seconds_per_step(work: Work, steps: int = 50) -> float:

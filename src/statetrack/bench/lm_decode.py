@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from statetrack.bench.gpu_cases import peer_module
+from statetrack.bench.gpu_floor import peer_module
 from statetrack.bench.lm_step import fla_deltanet
 from statetrack.errors import UserError
 from statetrack.layers import MambaConfig, Model, model_config

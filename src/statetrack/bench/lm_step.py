@@ -112,7 +112,7 @@ def measure_ours(case: LmStep, data: Path, steps: int = 20, **changes: Any) -> t
 
 def fla_deltanet(model: str, vocabulary: int, **options: Any) -> Any:
     """flash-linear-attention's DeltaNet with the sizes of our preset `model`, on the GPU."""
-    from statetrack.bench.gpu_cases import peer_module
+    from statetrack.bench.gpu_floor import peer_module
 
     models, config = peer_module("fla.models", "flash-linear-attention"), model_config(model)
     assert isinstance(config.mixer, DeltaNetConfig)

@@ -16,8 +16,9 @@ the gates between t and r: so that of gate j sums over t >= j in second and t < 
 with a matrix of zeros and ones. The same holds for P and X with the whole chunk as the block.
 
 So every term of the gradient of log |a_j| contains a_j, and its quotient by a_j is the gradient of the number
-a_j, exact where a_j is small, and right at 0 (gates.py of gated_linear_attention/triton). The gradient of g
-is the sum itself, where absolute errors alone matter: there all levels are summed at once, as
+a_j, exact where a_j is small, and right at 0 (gates.py of gated_linear_attention/triton). Of g, whose
+gradient is the sum itself, and in chunks where no a_j is small, all levels are summed at once, by another
+launch of `gradients`, as
 
     sum_{t >= j} (q_t o dq_t + k_t o dk_t as a later - k_t o dk_t as an earlier step) + what holds for all j
 """
@@ -46,7 +47,7 @@ from statetrack.ops.delta_rule.triton.tiles import (
     split_high_low,
     store_tile,
 )
-from statetrack.ops.gated_linear_attention.triton.gates import gate_gradient, load_gates
+from statetrack.ops.gated_linear_attention.triton.gates import gate_gradient, load_gates, taken_by_other
 
 
 @triton.jit
@@ -158,12 +159,12 @@ def pair_gradients_kernel(
 
 @triton.jit
 def gradients_kernel(
-    q, k, beta, gate, sign, L, inverse_norms, E, dv, dA, dN, reached, states, dstates, dout, dq, dk, dgate,
-    chunk_table, T, H, scale,
+    q, k, beta, gate, sign, L, steepest, inverse_norms, E, dv, dA, dN, reached, states, dstates, dout, dq, dk,
+    dgate, chunk_table, T, H, scale,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr,
-    LEVELS: tl.constexpr, GATE: tl.constexpr, SIGNED: tl.constexpr, PACKED: tl.constexpr,
-    L2NORM: tl.constexpr, BETA_FROM_LOGITS: tl.constexpr, HARD_BETA: tl.constexpr, BF16: tl.constexpr,
-    OUT: tl.constexpr,
+    LEVELS: tl.constexpr, GATE: tl.constexpr, EXACT: tl.constexpr, SIGNED: tl.constexpr,
+    PACKED: tl.constexpr, L2NORM: tl.constexpr, BETA_FROM_LOGITS: tl.constexpr, HARD_BETA: tl.constexpr,
+    BF16: tl.constexpr, OUT: tl.constexpr,
 ):  # fmt: skip
     """dq, dk and the gradient of the gates of a chunk; q and k come with their signs.
 
@@ -184,6 +185,8 @@ def gradients_kernel(
     i, j, valid, slot = ic[:, None], ic[None, :], ic < rows, (chunk * H + h).to(tl.int64)
     at, last = ic * HK, tl.minimum(ic, rows - 1) * HK
     start, values = (first * H + h) * K, (first * H + h) * V
+    if taken_by_other(steepest + slot * K + ik, ik < K, GATE, EXACT):
+        return
     q, k, L = q + start, k + start, L + start
     states, dstates = states + slot * K * V, dstates + slot * K * V
     dA, dN, reached = dA + slot * C * C, dN + slot * C * C, reached + i * C + j
@@ -213,7 +216,7 @@ def gradients_kernel(
     dK_out *= with_sign(X * r_k[:, None], L_end[None, :], SIGNED)
     whole_chunk = with_sign(power_of_two(-L_end) * SD, L_end, SIGNED)
     x = load_tile(k, at, ik, valid, K, BK, False)
-    if GATE == "value":
+    if EXACT:
         dL = tl.zeros((C, BK), tl.float32)
         for _ in tl.range(0, one):
             dL = dot_out(tl.where(j < i, 1.0, 0.0), x * dK_out, dL, BF16, OUT)
@@ -229,14 +232,14 @@ def gradients_kernel(
     dQ += diagonal * load_tile(k, at, ik, valid, K, BK, False)
     x = diagonal * load_tile(q, at, ik, valid, K, BK, False)
     dK += x
-    if GATE != "value":
+    if not EXACT:
         dL -= x
 
     # what passes between the steps
     moved = tl.zeros((C, BK), dA.dtype.element_ty)  # of the last level: added one level later
     for level in tl.range(0, LEVELS, num_stages=1, disable_licm=True):
         tl.debug_barrier()
-        if GATE == "value":
+        if EXACT:
             dL = dot_out(tl.load(reached + tl.maximum(level - 1, 0) * C * C), moved, dL, BF16, OUT)
         second, r = ((ic >> level) & 1) == 1, last_of_first_block(ic, level, rows) * HK
         L_c = load_sums(L, last, ik, K, BK)
@@ -248,23 +251,23 @@ def gradients_kernel(
         M = tl.load(dA + i * C + j)
         Y = F * dot_out(tl.where(corners, M, 0.0).to(M.dtype), x * F, None, BF16, OUT)
         dQ += tl.where(second[:, None], Y, 0.0)
-        if GATE == "value":
+        if EXACT:
             from_q = x * Y
         x = load_tile(k, at, ik, valid, K, BK, False)
         M = tl.load(dN + i * C + j)
         Z = F * dot_out(tl.where(corners, M, 0.0).to(M.dtype), x * F, None, BF16, OUT)
-        if GATE == "value":
+        if EXACT:
             moved = (from_q + x * Z).to(moved.dtype)
         Z += tl.where(second[:, None], 0.0, Y)
         dK += Z
-        if GATE != "value":
+        if not EXACT:
             dL += tl.where(second, 1.0, -1.0)[:, None] * Z
     tl.debug_barrier()
-    if GATE == "value":
+    if EXACT:
         for _ in tl.range(0, one):
             dL = dot_out(tl.load(reached + (LEVELS - 1) * C * C), moved, dL, BF16, OUT)
     L_c = load_sums(L, last, ik, K, BK)
-    if GATE != "value":
+    if not EXACT:
         x = load_tile(q, at, ik, valid, K, BK, False) * dQ
         x += load_tile(k, at, ik, valid, K, BK, False) * dL
         dL = tl.zeros((C, BK), tl.float32)

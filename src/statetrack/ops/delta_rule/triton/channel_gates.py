@@ -63,10 +63,11 @@ def gates_to(L_c, L_r, ic, level):
 
 @triton.jit
 def cumulate_kernel(
-    gate, sign, L, kept, chunk_table, T, H,
+    gate, sign, L, kept, steepest, chunk_table, T, H,
     K: tl.constexpr, BK: tl.constexpr, C: tl.constexpr, GATE: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """L of every row (B, T, H, K), and the product of the gates of every chunk (chunks, H, K).
+    """L of every row (B, T, H, K), and the product of the gates of every chunk (chunks, H, K); of a also the
+    largest l, in `steepest`.
 
     A program has a chunk of one head and BK channels.
     """
@@ -88,4 +89,7 @@ def cumulate_kernel(
     _, P = product(L_c)
     # rows beyond the last have gates of 1, so that the last row of the tile is the end of the chunk
     end = tl.sum(tl.where((ic == C - 1)[:, None], P * c, 0.0), axis=0)
-    tl.store(kept + (chunk * H + h).to(tl.int64) * K + ik, end, mask=ik < K)
+    slot = (chunk * H + h).to(tl.int64) * K + ik
+    tl.store(kept + slot, end, mask=ik < K)
+    if GATE == "value":
+        tl.store(steepest + slot, tl.max(l, axis=0), mask=ik < K)

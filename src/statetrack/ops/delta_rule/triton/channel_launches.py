@@ -87,13 +87,15 @@ class Case:
         return [torch.empty_like(like, memory_format=torch.contiguous_format), states]
 
     def saved(self, like: Tensor) -> list[Tensor]:
-        """L, P_C, A, the inverse, inverse norms, q_in, k_out, W, E, states; with signs q and k times them."""
+        """L, P_C, the largest l (of a alone, else nothing), A, the inverse, inverse norms, q_in, k_out, W, E,
+        states; with signs q and k times them."""
         C, dtype, chunks = self.plan.C, self.plan.saved_dtype, (self.chunks, self.H)
         rows = self.B, self.T, self.H, self.K
         floats = {"dtype": torch.float32}
         return [
             like.new_empty(rows, **floats),
             like.new_empty(*chunks, self.K, **floats),
+            like.new_empty(*chunks, self.K if self.flags["GATE"] == "value" else 0, **floats),
             like.new_empty(*chunks, C, C, dtype=dtype),
             like.new_empty(*chunks, C, C, **floats),
             like.new_empty(*chunks, 2, C, **floats),
@@ -128,12 +130,12 @@ class Forward:
 
     def run(self, x: Inputs, tables: tuple, saved: list[Tensor], out: Tensor, final_state: Tensor) -> None:
         chunk_table, first_chunk, cu_seqlens = tables
-        L, kept, A, inverse, norms, q_in, k_out, W, E, states, *signed = saved
+        L, kept, steepest, A, inverse, norms, q_in, k_out, W, E, states, *signed = saved
         q_signed, k_signed = signed or (x.q, x.k)
         sign = out if x.sign is None else x.sign
         start = out if x.initial_state is None else x.initial_state
         E_0 = torch.empty_like(E)
-        self.cumulate(x.gate, sign, L, kept, chunk_table)
+        self.cumulate(x.gate, sign, L, kept, steepest, chunk_table)
         self.prepare(
             x.q, x.k, x.v, x.beta, L, A, inverse, norms, q_in, k_out, W, E_0, q_signed, k_signed,
             chunk_table,
@@ -152,7 +154,8 @@ class Backward:
         self.prepare_backward = case.launch("prepare_backward")
         self.sweep_backward = case.launch("sweep_backward", "sweep", HAS_DFINAL_STATE=has_dfinal_state)
         self.pair_gradients = case.launch("pair_gradients", scaled=True)
-        self.gradients = case.launch("gradients", scaled=True)
+        exact = (False, True) if case.flags["GATE"] == "value" else (False,)
+        self.gradients_by_gates = [case.launch("gradients", scaled=True, EXACT=x) for x in exact]
 
     def run(
         self,
@@ -165,7 +168,7 @@ class Backward:
     ) -> None:
         """`gradients`: buffers for those of q, k, v, beta, the gate, and an initial state if there is one."""
         chunk_table, first_chunk, cu_seqlens = tables
-        L, kept, A, inverse, norms, q_in, k_out, W, E, states, *signed = saved
+        L, kept, steepest, A, inverse, norms, q_in, k_out, W, E, states, *signed = saved
         q_signed, k_signed = signed or (x.q, x.k)
         dq, dk, dv, dbeta, dgate, *end = gradients
         sign = dout if x.sign is None else x.sign
@@ -179,7 +182,8 @@ class Backward:
             x.beta, W, k_out, dU_0, dU, added, kept, start, dstates, end, cu_seqlens, first_chunk
         )  # fmt: skip
         self.pair_gradients(x.beta, inverse, norms, E, dU, dout, dv, dA, dN, dbeta, chunk_table)
-        self.gradients(
-            q_signed, k_signed, x.beta, x.gate, sign, L, norms, E, dv, dA, dN, reached, states, dstates, dout,
-            dq, dk, dgate, chunk_table,
-        )  # fmt: skip
+        for gradients_of_some in self.gradients_by_gates:
+            gradients_of_some(
+                q_signed, k_signed, x.beta, x.gate, sign, L, steepest, norms, E, dv, dA, dN, reached, states,
+                dstates, dout, dq, dk, dgate, chunk_table,
+            )  # fmt: skip

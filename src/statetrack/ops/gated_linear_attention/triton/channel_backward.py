@@ -10,10 +10,13 @@ blocks. Its product with x is the gradient of the logarithm of W, a sum of -l ov
 so dl_j of second blocks sums over t >= j and that of first blocks over t < j, one product with a matrix
 of zeros and ones. The same holds for P and X with the whole chunk as the block.
 
-So every term of dl_j contains a_j, and da_j = dl_j / a_j is exact where a_j is small (gates.py). The gradient
-of g is dl itself, and absolute errors do not matter: there all levels are summed at once,
+So every term of dl_j contains a_j, and da_j = dl_j / a_j is exact where a_j is small. Of g, whose gradient is
+dl itself, and where no a_j is small, all levels are summed at once:
 
     dl_j = sum_{t >= j} (q_t o dq_t - k_t o dk_t) + sum_s k_s o (X_s o V D^T)_s + P_C o rowsum(D o S)
+
+The two ways are two launches of `gradients`, of which one ends at once (`taken_by_other` in gates.py): in one
+kernel the faster would have the registers of the slower.
 """
 
 import triton
@@ -27,6 +30,7 @@ from statetrack.ops.gated_linear_attention.triton.gates import (
     load_end,
     load_gates,
     product,
+    taken_by_other,
 )
 
 
@@ -88,9 +92,10 @@ def values_kernel(
 
 @triton.jit
 def gradients_kernel(
-    q, k, v, gate, sign, L, kept, dA, states, dstates, dout, dq, dk, dgate, chunk_table, T, H, scale,
+    q, k, v, gate, sign, L, steepest, dA, states, dstates, dout, dq, dk, dgate, chunk_table, T, H, scale,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr,
-    LEVELS: tl.constexpr, GATE: tl.constexpr, PACKED: tl.constexpr, BF16: tl.constexpr, OUT: tl.constexpr,
+    LEVELS: tl.constexpr, GATE: tl.constexpr, EXACT: tl.constexpr, PACKED: tl.constexpr, BF16: tl.constexpr,
+    OUT: tl.constexpr,
 ):  # fmt: skip
     """A program has a chunk of one head and BK of its channels, which do not depend on the others."""
     slices: tl.constexpr = (K + BK - 1) // BK
@@ -102,6 +107,8 @@ def gradients_kernel(
     ic, ik = tl.arange(0, C), (tl.program_id(0) % slices) * BK + tl.arange(0, BK)
     i, j, valid, slot = ic[:, None], ic[None, :], ic < rows, (chunk * H + h).to(tl.int64)
     base = (first * H + h) * K
+    if taken_by_other(steepest + slot * K + ik, ik < K, GATE, EXACT):
+        return
     v += (first * H + h) * V
     dout += (first * H + h) * V
     # what the states contribute: dO S^T, V D^T and rowsum(D o S)
@@ -128,7 +135,7 @@ def gradients_kernel(
     X_whole, X = product(L_end - L_c)
     dK *= c_end
     whole_chunk = tl.exp2(-L_end) * c_end * dP_C[None, :]
-    if GATE == "value":
+    if EXACT:
         dl = dot_out(tl.where(j >= i, 1.0, 0.0), q_c * P_whole * dQ, None, BF16, OUT)
         dl = dot_out(tl.where(j < i, 1.0, 0.0), k_c * X_whole * dK, dl, BF16, OUT) + whole_chunk
     else:
@@ -147,11 +154,11 @@ def gradients_kernel(
         Z = dot_out(M, x * W, None, BF16, OUT)
         dQ += tl.where(second[:, None], W * Z, 0.0)
         dK += tl.where(second[:, None], 0.0, W * Z)
-        if GATE == "value":
+        if EXACT:
             between = ((i >> level) == (j >> level)) & (((i >> level) & 1 == 1) == (j >= i))
             dl = dot_out(tl.where(between, 1.0, 0.0), x * W_whole * Z, dl, BF16, OUT)
     _, c = decoded(L_and_c)
-    if GATE != "value":
+    if not EXACT:
         q_c = load_tile(q + base, ic * (H * K), ik, valid, K, BK, False) * (c * scale)
         k_c = load_tile(k + base, ic * (H * K), ik, valid, K, BK, False) * c
         after = tl.where(j >= i, 1.0, 0.0)

@@ -5,8 +5,10 @@ of gates from s + 1 to t is 2^(L_s - L_t) c_s c_t with the cumulated signs c. Ga
 in size have l = ZERO, and a product below 2^-CUT is 0: so a gate of 0 cuts exactly what came before it. Gates
 beyond 1 in size have l < 0: where they double a state within a chunk, a cut leaves 2^-ZERO times as much.
 
-The gradient with respect to l_j sums terms that each contain a_j, taken before that cut, so that dividing the
-sum by a_j is well-conditioned, and right at a_j = 0: there 2^-ZERO is divided by itself.
+Every term of the gradient dl_j with respect to l_j contains a_j. Where a gate of a chunk is below 2^-STEEP,
+its terms are summed apart from all others and before that cut, so that dividing the sum by a_j is
+well-conditioned, and right at a_j = 0: there 2^-ZERO is divided by itself. Elsewhere dl_j may be the
+difference of larger sums, whose rounding errors the division multiplies by 2^STEEP at most.
 """
 
 import triton
@@ -15,6 +17,7 @@ import triton.language as tl
 from statetrack.ops.delta_rule.triton.tiles import chunk_rows
 
 ZERO = tl.constexpr(40.0)
+STEEP = tl.constexpr(2.0)
 CUT = tl.constexpr(39.0)  # less than ZERO by more than the rounding error of L
 FACTOR = tl.constexpr(2.0**64)  # of negative sums in memory
 SMALLEST = tl.constexpr(2.0**-40)  # negative sums of less than this are stored as 0
@@ -53,6 +56,15 @@ def gate_gradient(dl, l, negative, GATE: tl.constexpr):
     else:
         d = tl.where(l >= ZERO, 0.0, dl)
     return d
+
+
+@triton.jit
+def taken_by_other(steepest, mask, GATE: tl.constexpr, EXACT: tl.constexpr):
+    """Of a: whether the launch with the other EXACT takes these channels, of the largest l in `steepest`."""
+    other = False
+    if GATE == "value":
+        other = (tl.max(tl.load(steepest, mask=mask, other=0.0), axis=0) > STEEP) != EXACT
+    return other
 
 
 @triton.jit
@@ -105,10 +117,11 @@ def decoded(x):
 
 @triton.jit
 def cumulate_kernel(
-    gate, sign, L, kept, chunk_table, T, H,
+    gate, sign, L, kept, steepest, chunk_table, T, H,
     K: tl.constexpr, BK: tl.constexpr, C: tl.constexpr, GATE: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """L and c of gates per channel in one (B, T, H, K); P_C of every chunk, (chunks, H, K).
+    """L and c of gates per channel in one (B, T, H, K); P_C of every chunk, (chunks, H, K); of a also the
+    largest l, in `steepest`.
 
     A program has a chunk of one head and BK channels.
     """
@@ -126,4 +139,7 @@ def cumulate_kernel(
     _, P = product(L_c)
     # rows beyond the last have gates of 1, so that the last row of the tile is the end of the chunk
     end = tl.sum(tl.where((ic == C - 1)[:, None], P * c, 0.0), axis=0)
-    tl.store(kept + (chunk * H + h).to(tl.int64) * K + ik, end, mask=ik < K)
+    slot = (chunk * H + h).to(tl.int64) * K + ik
+    tl.store(kept + slot, end, mask=ik < K)
+    if GATE == "value":
+        tl.store(steepest + slot, tl.max(l, axis=0), mask=ik < K)

@@ -78,7 +78,8 @@ class Case:
         return [torch.empty_like(like, memory_format=torch.contiguous_format), states]
 
     def saved(self, like: Tensor) -> list[Tensor]:
-        """States, P_C of chunks; and L, q_in, k_out and A with gates per channel."""
+        """States, P_C of chunks; with gates per channel the largest l (of a alone, else nothing), L, q_in,
+        k_out and A."""
         C, dtype, shape = self.plan.C, self.plan.saved_dtype, (self.chunks, self.H)
         states = like.new_empty(*shape, self.K, self.V, dtype=dtype)
         if self.per_head:
@@ -87,6 +88,7 @@ class Case:
         return [
             states,
             like.new_empty(*shape, self.K, dtype=torch.float32),
+            like.new_empty(*shape, self.K if self.gate == "value" else 0, dtype=torch.float32),
             like.new_empty(rows, dtype=torch.float32),
             like.new_empty(rows, dtype=dtype),
             like.new_empty(rows, dtype=dtype),
@@ -146,8 +148,8 @@ class Forward:
             self.sweep(states, kept, start, final_state, cu_seqlens, first_chunk)
             self.outputs(x.q, x.k, x.v, x.gate, sign, states, o, chunk_table)
             return
-        L, q_in, k_out, A = rest
-        self.cumulate(x.gate, sign, L, kept, chunk_table)
+        steepest, L, q_in, k_out, A = rest
+        self.cumulate(x.gate, sign, L, kept, steepest, chunk_table)
         self.scores(x.q, x.k, x.v, L, A, q_in, k_out, states, chunk_table)
         self.sweep(states, kept, start, final_state, cu_seqlens, first_chunk)
         self.outputs(q_in, x.v, A, states, o, chunk_table)
@@ -166,7 +168,8 @@ class Backward:
         else:
             self.prepare = case.launch("prepare")
             self.values = case.launch("values", "V")
-            self.gradients = case.launch("gradients", "K", scaled=True)
+            exact = (False, True) if case.gate == "value" else (False,)
+            self.gradients_by_gates = [case.launch("gradients", "K", scaled=True, EXACT=x) for x in exact]
 
     def run(
         self,
@@ -191,11 +194,13 @@ class Backward:
                 x.q, x.k, x.v, x.gate, sign, states, dstates, dout, dq, dk, dv, dgate, chunk_table
             )  # fmt: skip
             return
-        L, q_in, k_out, A = rest
+        steepest, L, q_in, k_out, A = rest
         dA = torch.empty_like(A)
         self.prepare(q_in, x.v, dout, dA, dstates, chunk_table)
         self.sweep(dstates, kept, start, end, cu_seqlens, first_chunk)
         self.values(k_out, A, dout, dstates, dv, chunk_table)
-        self.gradients(
-            x.q, x.k, x.v, x.gate, sign, L, kept, dA, states, dstates, dout, dq, dk, dgate, chunk_table
-        )  # fmt: skip
+        for gradients_of_some in self.gradients_by_gates:
+            gradients_of_some(
+                x.q, x.k, x.v, x.gate, sign, L, steepest, dA, states, dstates, dout, dq, dk, dgate,
+                chunk_table,
+            )  # fmt: skip
