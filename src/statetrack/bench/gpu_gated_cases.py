@@ -34,7 +34,7 @@ class _Gated:
         return f"{self.op} B{self.B} T{self.T} H{self.H} d{self.d} {short_name(self.dtype)} {gates}"
 
     def _drawn(self) -> tuple[list[Tensor], Tensor, Tensor, Tensor]:
-        """q, k, v and the gradient of outputs; betas in [0, 2]; gates in [0, 1], as near 1 as trained ones."""
+        """q, k, v; the gradient of outputs; betas up to 2; gates in [0, 1], near 1 as trained ones are."""
         like: dict[str, Any] = {"generator": torch.Generator("cuda").manual_seed(0), "device": "cuda"}
         shape = self.B, self.T, self.H, self.d
         q, k, v, do = (torch.randn(shape, **like).to(self.dtype) for _ in range(4))
