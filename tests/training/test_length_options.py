@@ -170,18 +170,30 @@ def test_nothing_random_happens_once_a_step_has_its_batch_and_states(spec, name,
     assert torch.equal(torch.get_rng_state(), default)
 
 
-def test_the_selected_weights_are_those_of_the_step_with_the_largest_horizon(spec, change, tmp_path):
-    spec = change(spec, steps=12, lr=1e-1, **OPTIONS["select"])
+@pytest.fixture
+def horizons(spec, change, tmp_path):
+    """A spec with selection, and by step (horizon, minus closeness) and weights of a run whose last step is
+    not the best: there the last weights would pass. Which seed gives one depends on how a processor rounds.
+    """
+    for seed in range(20):
+        tried = replace(change(spec, steps=12, lr=1e-1, **OPTIONS["select"]), seed=seed)
+        scores, weights = {}, {}
+        # at a constant rate, the weights of a step are those of a run that ends there
+        for step in (3, 6, 9, 12):
+            folder = tmp_path / f"{seed}-{step}"
+            run(change(tried, steps=step, select="last"), folder, QUIET)
+            model = load_run(folder)[1]
+            horizon, closeness = horizon_in_training(model, tried, SEQUENCES, SEED)
+            scores[step], weights[step] = (horizon, -closeness), model.state_dict()
+        if max(scores, key=scores.__getitem__) != 12:
+            return tried, scores, weights
+    pytest.fail("the last step was the best one with every seed")
+
+
+def test_the_selected_weights_are_those_of_the_step_with_the_largest_horizon(horizons, tmp_path):
+    spec, scores, weights = horizons
     metrics = run(spec, tmp_path / "all", QUIET)["metrics"]
-    # at a constant rate, the weights of a step are those of a run that ends there
-    scores, weights = {}, {}
-    for step in (3, 6, 9, 12):
-        run(change(spec, steps=step, select="last"), tmp_path / f"{step}", QUIET)
-        _, model = load_run(tmp_path / f"{step}")
-        horizon, closeness = horizon_in_training(model, spec, SEQUENCES, SEED)
-        scores[step], weights[step] = (horizon, -closeness), model.state_dict()
     best = max(scores, key=scores.get)
-    assert best != 12  # or the last weights would pass
     assert metrics["selected_step"] == best
     assert metrics["horizon"] == pytest.approx(scores[best][0])
     selected = load_tensors(tmp_path / "all" / "model.safetensors")[0]
