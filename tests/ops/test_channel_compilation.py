@@ -26,7 +26,7 @@ SAVED = (
 )
 SAVED += ("reached",)
 TYPES = dict.fromkeys(("cu_seqlens", "first_chunk", "chunk_table"), "*i64")
-TYPES |= {"T": "i32", "H": "i32", "scale": "fp32"}
+TYPES |= {"T": "i32", "H": "i32", "scale": "fp32", "pairs": "i32"}
 FEW, SOME, MANY = 16, 66, 128  # sequences times heads
 
 
@@ -68,7 +68,7 @@ def compile_as_launched(name, programs, gate, monkeypatch, exact=False):
         ("pair_gradients", MANY, "value", False, 0),
         ("gradients", MANY, "log", False, 320),
         ("gradients", MANY, "value", False, 320),
-        ("gradients", MANY, "value", True, 640),
+        ("gradients", MANY, "value", True, 672),  # for few chunks, and 2 % less time in all
     ],
 )
 def test_kernels_for_heads_of_128_fit_the_registers(name, programs, gate, exact, spilled, monkeypatch):

@@ -1,6 +1,7 @@
 """What Triton launches depend on: powers of two that hold a width, and the limits of the GPU."""
 
 import functools
+import os
 from typing import NamedTuple
 
 import torch
@@ -38,3 +39,14 @@ def gpu_limits(device: torch.device) -> GpuLimits:
     # what a program gets without asking for more (48 KB) is all there is where PyTorch names no other limit
     shared_memory = getattr(found, "shared_memory_per_block_optin", found.shared_memory_per_block)
     return GpuLimits(found.multi_processor_count, shared_memory)
+
+
+def searching(grid: tuple[int, int], few: bool) -> tuple[int, int]:
+    """`grid` itself, or with `few` that of programs which look through it for the few parts they take.
+
+    Four for each multiprocessor; two where kernels are interpreted, so that tests see them look on.
+    """
+    if not few:
+        return grid
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    return min(grid[0] * grid[1], 2 if interpreted else 4 * HOPPER.multiprocessors), 1

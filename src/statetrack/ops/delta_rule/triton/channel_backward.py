@@ -158,13 +158,13 @@ def pair_gradients_kernel(
 
 
 @triton.jit
-def gradients_kernel(
-    q, k, beta, gate, sign, L, steepest, inverse_norms, E, dv, dA, dN, reached, states, dstates, dout, dq, dk,
-    dgate, chunk_table, T, H, scale,
+def chunk_gradients(
+    first, rows, slot, h, q, k, beta, gate, sign, L, inverse_norms, E, dv, dA, dN, reached, states, dstates,
+    dout, dq, dk, dgate, H, scale,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr,
     LEVELS: tl.constexpr, GATE: tl.constexpr, EXACT: tl.constexpr, SIGNED: tl.constexpr,
-    PACKED: tl.constexpr, L2NORM: tl.constexpr, BETA_FROM_LOGITS: tl.constexpr, HARD_BETA: tl.constexpr,
-    BF16: tl.constexpr, OUT: tl.constexpr,
+    L2NORM: tl.constexpr, BETA_FROM_LOGITS: tl.constexpr, HARD_BETA: tl.constexpr, BF16: tl.constexpr,
+    OUT: tl.constexpr,
 ):  # fmt: skip
     """dq, dk and the gradient of the gates of a chunk; q and k come with their signs.
 
@@ -175,18 +175,12 @@ def gradients_kernel(
     products apart that feed each other: in one block of code Triton would give every warp whole rows of their
     results, and twice the registers.
     """
-    chunk, h = tl.program_id(0), tl.program_id(1)
-    first, rows = chunk_rows(chunk_table, chunk, T, C, 1, PACKED)
-    if rows <= 0:
-        return
     rows, HK = tl.minimum(rows, C).to(tl.int32), H * K
     one = tl.minimum(rows, 1)
     ic, ik = tl.arange(0, C), tl.arange(0, BK)
-    i, j, valid, slot = ic[:, None], ic[None, :], ic < rows, (chunk * H + h).to(tl.int64)
+    i, j, valid = ic[:, None], ic[None, :], ic < rows
     at, last = ic * HK, tl.minimum(ic, rows - 1) * HK
     start, values = (first * H + h) * K, (first * H + h) * V
-    if taken_by_other(steepest + slot * K + ik, ik < K, GATE, EXACT):
-        return
     q, k, L = q + start, k + start, L + start
     states, dstates = states + slot * K * V, dstates + slot * K * V
     dA, dN, reached = dA + slot * C * C, dN + slot * C * C, reached + i * C + j
@@ -291,3 +285,45 @@ def gradients_kernel(
         dK -= x * (r_k * r_k * tl.sum(x * dK, axis=1))[:, None]
     store_tile(dq + start, with_sign(dQ, L_c, SIGNED), at, ik, valid, K, BK)
     store_tile(dk + start, with_sign(dK, L_c, SIGNED), at, ik, valid, K, BK)
+
+
+@triton.jit
+def gradients_kernel(
+    q, k, beta, gate, sign, L, steepest, inverse_norms, E, dv, dA, dN, reached, states, dstates, dout, dq, dk,
+    dgate, chunk_table, T, H, scale, pairs,
+    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr,
+    LEVELS: tl.constexpr, GATE: tl.constexpr, EXACT: tl.constexpr, SIGNED: tl.constexpr,
+    PACKED: tl.constexpr, L2NORM: tl.constexpr, BETA_FROM_LOGITS: tl.constexpr, HARD_BETA: tl.constexpr,
+    BF16: tl.constexpr, OUT: tl.constexpr,
+):  # fmt: skip
+    """A program has a chunk of one head. With EXACT it looks for those of its kind among many of the `pairs`
+    of a chunk and a head: usually there are few, and a program of its own for each of the others takes longer
+    to start than to end."""
+    ik = tl.arange(0, BK)
+    if EXACT:
+        pair = tl.program_id(0)
+        while pair < pairs:
+            chunk, h = pair // H, pair % H
+            first, rows = chunk_rows(chunk_table, chunk, T, C, 1, PACKED)
+            slot = (chunk * H + h).to(tl.int64)
+            if rows > 0:  # noqa: SIM102 -- `and` would read the gates of a chunk that is not there
+                if not taken_by_other(steepest + slot * K + ik, ik < K, GATE, EXACT):
+                    chunk_gradients(
+                        first, rows, slot, h, q, k, beta, gate, sign, L, inverse_norms, E, dv, dA, dN,
+                        reached, states, dstates, dout, dq, dk, dgate, H, scale, K, V, BK, BV, C, LEVELS,
+                        GATE, EXACT, SIGNED, L2NORM, BETA_FROM_LOGITS, HARD_BETA, BF16, OUT,
+                    )  # fmt: skip
+            pair += tl.num_programs(0)
+    else:
+        chunk, h = tl.program_id(0), tl.program_id(1)
+        first, rows = chunk_rows(chunk_table, chunk, T, C, 1, PACKED)
+        if rows <= 0:
+            return
+        slot = (chunk * H + h).to(tl.int64)
+        if taken_by_other(steepest + slot * K + ik, ik < K, GATE, EXACT):
+            return
+        chunk_gradients(
+            first, rows, slot, h, q, k, beta, gate, sign, L, inverse_norms, E, dv, dA, dN, reached, states,
+            dstates, dout, dq, dk, dgate, H, scale, K, V, BK, BV, C, LEVELS, GATE, EXACT, SIGNED, L2NORM,
+            BETA_FROM_LOGITS, HARD_BETA, BF16, OUT,
+        )  # fmt: skip

@@ -21,7 +21,7 @@ from statetrack.ops.delta_rule.triton.channel_forward import outputs_kernel, pre
 from statetrack.ops.delta_rule.triton.channel_gates import cumulate_kernel
 from statetrack.ops.delta_rule.triton.channel_plan import constants, make_channel_plan
 from statetrack.ops.triton_runtime.launcher import Launcher
-from statetrack.ops.triton_runtime.sizes import gpu_limits
+from statetrack.ops.triton_runtime.sizes import gpu_limits, searching
 
 # By the names of the fields of a `ChannelPlan`.
 KERNELS = {
@@ -114,6 +114,8 @@ class Case:
         if over == "sweep":
             grid = self.sequences * self.H * columns, 1
         numbers = (self.T, self.H, self.options.scale) if scaled else (self.T, self.H)
+        if "EXACT" in flags:
+            grid, numbers = searching(grid, flags["EXACT"]), (*numbers, grid[0] * grid[1])
         values = constants(self.plan, name, kernel.arg_names, self.K, self.V, self.flags | flags)
         return Launcher(kernel, self.device, grid, numbers, values, launch.warps, launch.registers)
 
