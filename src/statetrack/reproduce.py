@@ -112,7 +112,11 @@ def reproduce(name: str, options: ReproduceOptions) -> Outcome:
     print_coverage(parts)
     pending = ordering.begin(open_jobs(jobs)[0])
     print(ordering.plan(pending), flush=True)
-    failures = _carry_out(jobs, ordering, options, started)
+    try:
+        failures = _carry_out(jobs, ordering, options, started)
+    finally:  # another call on this folder, with other words in `only`, may have listed its own runs since
+        for part in parts:
+            write_index(part.folder, part.item, part.scale, part.runs, options.runs_folder)
     left = open_jobs(jobs)[0]
     if left and options.minutes is not None:
         begun = sum(bool(checkpoints(job.folder)) for job in left)

@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+import statetrack.reproduce as reproducing
 from statetrack.cli import main as command
 from statetrack.experiments.registry import ITEMS
 from statetrack.report.results import export, read_index
@@ -80,6 +81,24 @@ def test_kept_results_are_repeated_unless_they_are_named(kept, tmp_path, capsys)
     assert seeds == {1}
     main([*arguments, "--out", str(tmp_path / "again"), "--runs-per-gpu", "2"])
     assert len(list(tmp_path.glob("again/runs/*/done.json"))) == 2
+
+
+def test_two_calls_at_once_on_one_folder_list_the_runs_of_both(tmp_path, monkeypatch):
+    """The second call begins and ends while the first is at work."""
+
+    def options(only):
+        return ReproduceOptions("smoke", out=tmp_path, device="cpu", only=only, runs_per_gpu=2)
+
+    carry_out = reproducing._carry_out
+
+    def with_another_call(*arguments):
+        monkeypatch.setattr(reproducing, "_carry_out", carry_out)
+        reproduce("fig-parity", options("'[-1,1]'"))
+        return carry_out(*arguments)
+
+    monkeypatch.setattr(reproducing, "_carry_out", with_another_call)
+    reproduce("fig-parity", options("'[0,1]'"))
+    assert len(read_index(tmp_path / "fig-parity/smoke").finished) == 4
 
 
 @pytest.mark.slow
