@@ -50,16 +50,24 @@ class TrainingConfig:
     label_smoothing: float = added(0.0)  # e: the probability asked for is 1 - e + e / classes, not 1
     # times the mean of 1 - e^2 over the eigenvalues e = 1 - beta and gates of delta rules, added to the loss
     isometry: float = added(0.0)
+    # times the mean squared distance of right answers' logits from the mean of their class, added to the loss
+    consistency: float = added(0.0)
     # where training sequences start: an empty state, noise, or the state in which the last batch ended
-    # ("carried-right": where every answer in it was right)
+    # ("carried-right": where every answer in it was right); with short_steps, only short ones are carried on
     initial_states: Literal["empty", "noise", "carried", "carried-right"] = added("empty")
     state_noise: float = added(0.1)  # standard deviation of "noise"
     carried_batches: int = added(8)  # mean number of batches that a sequence with a "carried" state goes on
-    short_steps: int = added(0)  # a curriculum: so many first steps have sequences of `short_length`
+    # a curriculum: so many first steps have sequences of `short_length` and a schedule of their own
+    short_steps: int = added(0)
     short_length: int = added(2)  # length of the sequences of the first `short_steps` steps
+    short_batch: int = added(0)  # number of these sequences in a step; `batch` when 0
     # the weights kept: the last ones, or those with the largest predicted horizon so far
     select: Literal["last", "horizon"] = added("last")
     select_every: int = added(1000)  # steps between two looks at the horizon
+
+    def batch_at(self, step: int) -> int:
+        """The number of sequences of a step."""
+        return self.short_batch or self.batch if step < self.short_steps else self.batch
 
 
 @dataclass(frozen=True)
@@ -159,8 +167,10 @@ def _check(spec: RunSpec) -> None:
         "eps": 0,
         "z_loss": 0,
         "isometry": 0,
+        "consistency": 0,
         "state_noise": 0,
         "short_steps": 0,
+        "short_batch": 0,
         "carried_batches": 1,
         "select_every": 1,
     }
@@ -224,10 +234,11 @@ def _check_length_options(spec: RunSpec) -> None:
     for name, known in given.items():
         if getattr(t, name) not in known:
             raise unknown_name(f"training: {name}", getattr(t, name), known)
-    if (t.centred_gradient or t.z_loss or t.label_smoothing or t.isometry) and spec.task.labels == "next":
+    of_classes = ("centred_gradient", "z_loss", "label_smoothing", "isometry", "consistency")
+    if spec.task.labels == "next" and any(getattr(t, name) for name in of_classes):
         raise UserError(
-            "training: centred_gradient, z_loss, label_smoothing and isometry are for tasks with classes, "
-            f"not for {kind}. Leave them out."
+            f"training: {', '.join(of_classes[:-1])} and {of_classes[-1]} are for tasks with classes, not "
+            f"for {kind}. Leave them out."
         )
     if t.isometry and not _reports_norm_loss(*_sizes(spec)):
         raise UserError(
@@ -250,12 +261,12 @@ def _check_length_options(spec: RunSpec) -> None:
         raise UserError(f'training: select is "horizon", which is for group word problems, not for {kind}.')
     low, high = t.train_lengths or (1, 1)
     if t.short_steps and not (
-        spec.task.labels == "dense" and spec.task.shortest <= t.short_length <= high and not t.train_samples
+        spec.task.labels == "dense" and spec.task.shortest <= t.short_length < low and not t.train_samples
     ):
         raise UserError(
             f"training: short_steps is {t.short_steps} with short_length {t.short_length}, expected a task "
             "with a label at every position, fresh sequences (train_samples 0) and a short_length from "
-            f"{spec.task.shortest} to {high}, the longest of train_lengths; else short_steps 0."
+            f"{spec.task.shortest} up, below {low}, the shortest of train_lengths; else short_steps 0."
         )
     plain = isinstance(spec.task, WordProblem) and spec.task.tokens_per_element == 1
     if t.initial_states.startswith("carried") and not (plain and low == high and not t.train_samples):

@@ -16,7 +16,7 @@ from statetrack.spec import EvaluationConfig, RunSpec, TrainingConfig
 from statetrack.tasks import IGNORE, Batch, WordProblem, answer_positions, group, task
 from statetrack.training import Options
 from statetrack.training.graph_step import GraphStep
-from statetrack.training.initial_states import InitialStates
+from statetrack.training.initial_states import PRODUCTS, InitialStates
 from statetrack.training.loop import check_options
 from statetrack.training.protocols import WHOLE
 from statetrack.training.selection import SEED, SEQUENCES
@@ -47,7 +47,9 @@ OPTIONS = {
     "select": {"select": "horizon", "select_every": 3},
     "loss": {"centred_gradient": True, "z_loss": 0.01, "label_smoothing": 0.1},
     "isometry": {"isometry": 0.1},
-    "short": {"short_steps": 12, "initial_states": "carried", "carried_batches": 3},
+    "short": {"short_steps": 12, "short_batch": 6, "initial_states": "carried", "carried_batches": 3},
+    "noise, short": {"short_steps": 8, "short_batch": 6, "initial_states": "noise"},
+    "consistency": {"consistency": 0.1},
 }
 
 
@@ -61,7 +63,7 @@ def test_a_run_that_was_cut_ends_with_the_same_bytes(spec, name, change, run_unt
         assert (tmp_path / "cut" / file).read_bytes() == (tmp_path / "whole" / file).read_bytes()
 
 
-@pytest.mark.parametrize("name", ["noise", "carried", "loss", "isometry", "short"])
+@pytest.mark.parametrize("name", ["noise", "carried", "loss", "isometry", "short", "consistency"])
 def test_each_option_changes_the_weights_and_the_id(spec, name, change, tmp_path):
     spec = change(spec, steps=4)
     changed = change(spec, **OPTIONS[name])
@@ -380,6 +382,29 @@ def test_the_first_steps_have_short_sequences_and_the_others_those_of_train_leng
         assert not (batch.targets == IGNORE).any()
 
 
+def test_steps_of_short_sequences_may_have_more_of_them(spec, change):
+    source = source_of(change(spec, short_steps=3, short_batch=10), CPU)
+    sizes = [len(source.batch(step, WHOLE, Generator()).inputs) for step in range(5)]
+    assert sizes == [10, 10, 10, 4, 4]
+
+
+def test_only_short_sequences_are_carried_on(spec, change):
+    """The states that the short ones end in stay as they are once the others begin."""
+    spec = change(spec, short_steps=3, short_batch=10, initial_states="carried", carried_batches=10**9)
+    state = new_state(spec, CPU)
+    step, kept = GraphStep(spec, state, source_of(spec, CPU), print), []
+    for _ in range(6):
+        step()
+        kept.append({name: x.clone() for name, x in state.kept.items()})
+    assert len(kept[0][PRODUCTS]) == 10
+    assert not torch.equal(kept[1]["carried.0"], kept[2]["carried.0"])
+    for later in kept[3:]:
+        assert all(torch.equal(later[name], x) for name, x in kept[2].items())
+    batch, states = step.initial_states.begin(step.draw())
+    assert states is None
+    assert (batch.inputs[:, 0] == spec.task.bos).all()
+
+
 def test_short_sequences_come_before_mixed_lengths_too(spec, change):
     """A batch of mixed lengths is padded to one of a few widths; one of short sequences is not padded."""
     spec = change(spec, short_steps=2, short_length=3, train_lengths=(5, 9))
@@ -394,14 +419,15 @@ def test_short_sequences_come_before_mixed_lengths_too(spec, change):
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"short_length": 7},
+        {"short_length": 6},
         {"short_length": 0},
+        {"short_batch": -1},
         {"train_samples": 8},
         {"train_samples": 0, "short_steps": -1},
     ],
 )
 def test_short_sequences_that_cannot_be_drawn_are_refused(spec, change, wrong):
-    with pytest.raises(UserError, match="short_steps"):
+    with pytest.raises(UserError, match=r"short_(steps|batch) is"):
         change(spec, **{"short_steps": 2} | wrong)
 
 

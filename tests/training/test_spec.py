@@ -119,6 +119,15 @@ def test_learning_rate_warms_up_then_falls_to_its_end():
     assert learning_rate(99, replace(config, schedule="constant")) == 1.0
 
 
+def test_short_sequences_and_what_follows_have_a_schedule_each():
+    config = TrainingConfig(steps=50, short_steps=20, lr=1.0, warmup=0.1, final_lr=0.01)
+    rates = [learning_rate(step, config) for step in range(50)]
+    short, rest = replace(config, steps=20, short_steps=0), replace(config, steps=30, short_steps=0)
+    assert rates[:20] == [learning_rate(step, short) for step in range(20)]
+    assert rates[20:] == [learning_rate(step, rest) for step in range(30)]
+    assert [learning_rate(s, replace(short, short_steps=60)) for s in range(20)] == rates[:20]
+
+
 @pytest.mark.parametrize("name", PRESETS)
 def test_norms_biases_embeddings_and_decay_rates_are_not_decayed(name):
     model = build_model(RunSpec(model=model_config(name, layers=1)).resolved())

@@ -20,6 +20,7 @@ from statetrack.ops.checks import is_checked
 from statetrack.ops.cross_entropy import cross_entropy
 from statetrack.spec import RunSpec
 from statetrack.tasks import IGNORE, Batch
+from statetrack.training.consistency import logit_scatter
 from statetrack.training.half_weights import HalfWeights
 from statetrack.training.initial_states import InitialStates
 from statetrack.training.next_tokens import NextTokens
@@ -138,7 +139,7 @@ class GraphStep:
             self.half_weights.zero_grad()
         loss, last_states, logits = self._loss(*self._arguments(batch, states))
         loss.backward()
-        if self.initial_states is not None:
+        if self.initial_states is not None and states is not None:
             self.initial_states.end(batch, last_states, logits)
         self.rate.copy_(self.rates.index_select(0, self.count).squeeze())
         if update is not None:
@@ -182,6 +183,8 @@ class GraphStep:
         if training.isometry:
             real = real_positions(self.spec.task, inputs, options.get("at"), targets)
             loss = loss + training.isometry / len(self.state.model.blocks) * mean_norm_loss(lost, real)
+        if training.consistency:
+            loss = loss + training.consistency * logit_scatter(result, targets)
         return loss, states, result
 
     def _arguments(self, batch: Batch, states: list[Any] | None) -> tuple[Tensor, dict[str, Any], Tensor]:

@@ -35,7 +35,7 @@ def carried_states(spec: RunSpec, model: Model) -> dict[str, Tensor]:
     """What a run carries from batch to batch, as it is before the first one, by name; or nothing."""
     if not spec.training.initial_states.startswith("carried"):
         return {}
-    batch = spec.training.batch
+    batch = spec.training.batch_at(0)
     states = {f"{CARRIED}{i}": x for i, x in enumerate(_tensors(empty_states(model, batch)))}
     return states | {PRODUCTS: torch.full((batch,), -1, device=model.head.weight.device)}
 
@@ -56,16 +56,19 @@ class InitialStates:
 
     def __init__(self, spec: RunSpec, state: "TrainingState"):
         self.spec, self.state = spec, state
-        self.empty = empty_states(state.model, spec.training.batch)
-        size = len(_tensors(self.empty)) if self.carries else 0
+        self.form = empty_states(state.model, 1)  # of a state, for `_as_states`
+        size = len(_tensors(self.form)) if self.carries else 0
         self.carried = [state.kept[f"{CARRIED}{i}"] for i in range(size)]
 
     @property
     def carries(self) -> bool:
         return self.spec.training.initial_states.startswith("carried")
 
-    def begin(self, batch: Batch) -> tuple[Batch, list[Any]]:
-        """The batch as it is trained on, and the states to start from."""
+    def begin(self, batch: Batch) -> tuple[Batch, list[Any] | None]:
+        """The batch as it is trained on, and the states to start from; None: empty ones."""
+        short_steps = self.spec.training.short_steps
+        if self.carries and short_steps and self.state.step >= short_steps:
+            return batch, None  # a graph has sequences of one length, so it never goes both ways
         if self.carries:
             return self._continued(batch)
         noise, generator = self.spec.training.state_noise, self.state.generator
@@ -73,7 +76,8 @@ class InitialStates:
         def draw(x: Tensor) -> Tensor:
             return noise * torch.randn(x.shape, generator=generator, device=x.device)
 
-        return batch, [layer._replace(S=draw(layer.S)) for layer in self.empty]
+        empty = empty_states(self.state.model, len(batch.inputs))
+        return batch, [layer._replace(S=draw(layer.S)) for layer in empty]
 
     def _continued(self, batch: Batch) -> tuple[Batch, list[Any]]:
         task, generator = self.spec.task, self.state.generator
@@ -93,11 +97,14 @@ class InitialStates:
             layer._replace(
                 S=next(left), convolution=layer.convolution and tuple(next(left) for _ in range(3))
             )
-            for layer in self.empty
+            for layer in self.form
         ]
 
     def end(self, batch: Batch, states: list[Any], logits: Tensor) -> None:
-        """Keep the states in which the sequences of the batch ended, if they are carried on."""
+        """Keep the states in which the sequences of the batch ended, if they are carried on.
+
+        For batches that `begin` gave states to start from.
+        """
         if not self.carries:
             return
         for place, x in zip(self.carried, _tensors(states), strict=True):

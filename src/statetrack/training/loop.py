@@ -110,18 +110,19 @@ def check_options(spec: RunSpec, options: Options) -> torch.device:
     if isinstance(spec.task, StoredTask):
         source_of(spec, torch.device("cpu"))  # refuses lengths that none of its sequences has
     device = options.ranks.device(resolve_device(options.device))
-    batch, ranks, micros = spec.training.batch, options.ranks.size, options.micro_batches
-    if batch % (ranks * micros):
-        raise UserError(
-            f"training: batch is {batch}, which {ranks} processes x {micros} micro-batches do not divide. "
-            f"Choose a multiple of {ranks * micros}, or other numbers of them."
-        )
+    ranks, micros = options.ranks.size, options.micro_batches
+    for name in ("batch", "short_batch"):
+        if (size := getattr(spec.training, name)) % (ranks * micros):
+            raise UserError(
+                f"training: {name} is {size}, which {ranks} processes x {micros} micro-batches do not "
+                f"divide. Choose a multiple of {ranks * micros}, or other numbers of them."
+            )
     if spec.training.isometry and options.activation_checkpointing:
         raise UserError(
             f"training: isometry is {spec.training.isometry}, which is not computed for activations that are "
             "computed again. Leave one of the two out."
         )
-    alone = {"initial_states": "empty", "select": "last", "isometry": 0.0}
+    alone = {"initial_states": "empty", "select": "last", "isometry": 0.0, "consistency": 0.0}
     for name, default in alone.items():
         value = getattr(spec.training, name)
         if value != default and (ranks > 1 or micros > 1):

@@ -49,11 +49,16 @@ def learning_rates(config: TrainingConfig) -> Tensor:
 
 
 def learning_rate(step: int, config: TrainingConfig) -> float:
-    """The rate of step 0, 1, ...: linear from lr / warm-up steps, then constant or a cosine to `final_lr`."""
-    warmup = round(config.warmup * config.steps)
+    """The rate of step 0, 1, ...: linear from lr / warm-up steps, then constant or a cosine to `final_lr`.
+
+    The short sequences of a curriculum have a schedule of their own, and so have the steps behind them.
+    """
+    steps, short = config.steps, min(config.short_steps, config.steps)
+    step, steps = (step, short) if step < short else (step - short, steps - short)
+    warmup = round(config.warmup * steps)
     if step < warmup:
         return config.lr * (step + 1) / warmup
     if config.schedule == "constant":
         return config.lr
-    progress = (step - warmup) / max(1, config.steps - warmup)
+    progress = (step - warmup) / max(1, steps - warmup)
     return config.final_lr + (config.lr - config.final_lr) * 0.5 * (1 + math.cos(math.pi * progress))

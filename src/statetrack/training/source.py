@@ -99,15 +99,14 @@ class DrawnSource:
             return self._draw(step, generator)
         if self.drawn is None or self.drawn[0] != step:
             self.drawn = step, self._draw(step, generator)
-        rows = share.rows(self.spec.training.batch)
+        rows = share.rows(self.spec.training.batch_at(step))
         return Batch(*(x[rows] for x in self.drawn[1]))
 
     def _draw(self, step: int, generator: Generator) -> Batch:
-        config = self.spec.training
-        low, high = lengths_at(self.spec, step)
+        batch, (low, high) = self.spec.training.batch_at(step), lengths_at(self.spec, step)
         if self.spec.task.labels == "last" or low == high:
-            return self.spec.task.sample(config.batch, (low, high), generator)
-        return self.spec.task.fill(self.length.expand(config.batch), generator, self.width(step))
+            return self.spec.task.sample(batch, (low, high), generator)
+        return self.spec.task.fill(self.length.expand(batch), generator, self.width(step))
 
 
 class FixedSource:
