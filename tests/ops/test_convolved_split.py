@@ -1,4 +1,4 @@
-"""Parts of one product, convolved and activated in one pass: both backends agree, with every gradient."""
+"""Parts of one product, convolved and activated in one pass: all backends agree, with every gradient."""
 
 import itertools
 
@@ -7,8 +7,12 @@ import torch
 import torch.nn.functional as F
 
 from statetrack.errors import UserError
+from statetrack.ops.native import library
 from statetrack.ops.short_convolution import convolved_split, short_convolution
 from statetrack.ops.short_convolution.triton import backend as triton_backend
+
+built = pytest.mark.skipif(library.ABSENT is not None, reason="the native library was not built")
+KERNELS = ["triton", pytest.param("native", marks=built)]
 
 
 def inputs(B=2, T=9, N=48, widths=(16, 16, 8, 4), width=4, bias=False, dtype=torch.float32):
@@ -62,11 +66,12 @@ def test_triton_matches_the_reference(shape, dtype, tolerance):
         torch.testing.assert_close(a.float(), b, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("silu", [(False, False, True), (True, False, False), (False, False, False)])
 @pytest.mark.parametrize("shape", [{}, {"width": 0}, {"width": 0, "N": 99, "widths": (7, 50, 3, 1)}])
-def test_parts_may_go_without_their_silu(silu, shape):
+def test_parts_may_go_without_their_silu(silu, shape, kernels):
     x, widths, weights, _ = given = inputs(**shape)
-    ours, theirs = (outcome(given, backend, silu=silu) for backend in ("triton", "reference"))
+    ours, theirs = (outcome(given, backend, silu=silu) for backend in (kernels, "reference"))
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
     parts = x.split([*widths, x.shape[-1] - sum(widths)], dim=-1)
@@ -87,13 +92,14 @@ PACKED = {
 }
 
 
+@pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("case", PACKED)
 @pytest.mark.parametrize("integers", [torch.int32, torch.int64])
-def test_packed_sequences_each_begin_from_an_empty_past(case, integers):
+def test_packed_sequences_each_begin_from_an_empty_past(case, integers, kernels):
     bounds, longest, shape = PACKED[case]
     x, *rest = given = inputs(B=1, T=bounds[-1], **shape)
     packing = {"cu_seqlens": torch.tensor(bounds, dtype=integers), "max_seqlen": longest}
-    ours, theirs = (outcome(given, backend, **packing) for backend in ("triton", "reference"))
+    ours, theirs = (outcome(given, backend, **packing) for backend in (kernels, "reference"))
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
     widths, weights, biases = rest
@@ -103,10 +109,11 @@ def test_packed_sequences_each_begin_from_an_empty_past(case, integers):
             torch.testing.assert_close([y[:, a:b] for y in theirs[: len(widths)]], list(alone))
 
 
-def test_packed_halves():
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_packed_halves(kernels):
     x, *rest = inputs(B=1, T=31, dtype=torch.float16)
     packing = {"cu_seqlens": torch.tensor([0, 9, 9, 11, 31]), "max_seqlen": 20}
-    ours = outcome((x, *rest), "triton", **packing)
+    ours = outcome((x, *rest), kernels, **packing)
     theirs = outcome((x.float(), *rest), "reference", **packing)
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a.float(), b, rtol=2e-2, atol=2e-2)

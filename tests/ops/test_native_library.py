@@ -15,6 +15,7 @@ from statetrack.ops.delta_rule import delta_rule
 from statetrack.ops.gated_linear_attention import gated_linear_attention
 from statetrack.ops.native import library
 from statetrack.ops.selective_scan import selective_scan
+from statetrack.ops.short_convolution import short_convolution
 
 built = pytest.mark.skipif(library.ABSENT is not None, reason="the native library was not built")
 ROOT = Path(__file__).parents[2]
@@ -39,8 +40,14 @@ def results():
     y = selective_scan(u, delta, A, weights, weights, eigenvalues="[-1,1]", backend="native")
     gated = [gated_linear_attention(q, k, v, a=a, backend="native")[0] for a in (beta - 1, k.sin())]
     channels, _ = delta_rule(*inputs, a=v.cos(), use_qk_l2norm_in_kernel=True, backend="native")
-    outputs = [o, y, *gated, channels]
-    gradients = torch.autograd.grad(sum(x.square().sum() for x in outputs), inputs + scanned)
+    taps = torch.randn(32, 8, generator=generator).requires_grad_()
+    packed = {"cu_seqlens": torch.tensor([0, 1, 300, 300, 840]), "backend": "native"}
+    convolved = [
+        short_convolution(q.view(4, 210, 32), taps[:, :4], silu=True, backend="native"),
+        short_convolution(k.view(1, 840, 32), taps, taps[:, 0], silu=True, **packed),
+    ]
+    outputs = [o, y, *gated, channels, *convolved]
+    gradients = torch.autograd.grad(sum(x.square().sum() for x in outputs), [*inputs, *scanned, taps])
     return [*(x.detach() for x in outputs), *gradients]
 
 

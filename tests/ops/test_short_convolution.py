@@ -1,11 +1,15 @@
-"""The short convolution: both backends are one function, forward and every gradient."""
+"""The short convolution: all backends are one function, forward and every gradient."""
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 from statetrack.errors import UserError
+from statetrack.ops.native import library
 from statetrack.ops.short_convolution import short_convolution
+
+built = pytest.mark.skipif(library.ABSENT is not None, reason="the native library was not built")
+KERNELS = ["triton", pytest.param("native", marks=built)]
 
 
 def inputs(B=2, T=21, C=70, width=4, bias=True, dtype=torch.float32, seed=0):
@@ -32,35 +36,38 @@ def test_each_output_is_a_sum_over_the_last_values():
         torch.testing.assert_close(y[:, t], expected)
 
 
+@pytest.mark.parametrize("backend", KERNELS)
 @pytest.mark.parametrize("silu", [False, True])
 @pytest.mark.parametrize("shape", [{}, {"T": 1}, {"T": 2, "bias": False}, {"T": 77, "C": 3, "width": 3}])
-def test_triton_matches_the_reference(shape, silu):
+def test_kernels_match_the_reference(shape, silu, backend):
     given = inputs(**shape)
     for ours, theirs in zip(
-        outcome(given, silu=silu, backend="triton"),
+        outcome(given, silu=silu, backend=backend),
         outcome(given, silu=silu, backend="reference"),
         strict=True,
     ):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
-def test_triton_takes_half_precision_and_strided_views():
+@pytest.mark.parametrize("backend", KERNELS)
+def test_kernels_take_half_precision_and_strided_views(backend):
     wide = torch.randn(2, 20, 140).half()
     given = [wide[..., 70:], *inputs()[1:]]
-    ours = outcome(given, silu=True, backend="triton")
+    ours = outcome(given, silu=True, backend=backend)
     theirs = outcome([given[0].float(), *given[1:]], silu=True, backend="reference")
     assert ours[0].dtype == torch.float16
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a.float(), b, rtol=1e-2, atol=1e-2)
 
 
-def test_single_steps_are_read_where_they_lie():
+@pytest.mark.parametrize("backend", KERNELS)
+def test_single_steps_are_read_where_they_lie(backend):
     """An axis of size one may have any stride, and PyTorch still calls the whole contiguous."""
     _, weight, bias = inputs()
     x = torch.randn(1, 5, 70).transpose(0, 1)
     assert x.is_contiguous()
     assert x.stride() == (70, 350, 1)
-    ours, theirs = (short_convolution(x, weight, bias, backend=name) for name in ("triton", "reference"))
+    ours, theirs = (short_convolution(x, weight, bias, backend=name) for name in (backend, "reference"))
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
@@ -78,9 +85,10 @@ def test_two_halves_with_the_carried_past_are_one_pass():
     torch.testing.assert_close(torch.cat([first, second], 1), whole)
 
 
-def test_packed_sequences_each_begin_from_an_empty_past():
+@pytest.mark.parametrize("backend", KERNELS)
+def test_packed_sequences_each_begin_from_an_empty_past(backend):
     given, packing = inputs(B=1), {"cu_seqlens": torch.tensor([0, 4, 4, 21]), "max_seqlen": 17}
-    ours, theirs = (outcome(given, silu=True, backend=name, **packing) for name in ("triton", "reference"))
+    ours, theirs = (outcome(given, silu=True, backend=name, **packing) for name in (backend, "reference"))
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
     x, weight, bias = given
     pieces = [short_convolution(x[:, :4], weight, bias, silu=True)]
@@ -138,17 +146,19 @@ def test_a_step_of_decoding_is_the_last_step_of_the_whole(bias):
     torch.testing.assert_close(step, whole[:, -1:])
 
 
+@pytest.mark.parametrize("backend", ["auto", "reference"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("shape", [{}, {"T": 1}, {"T": 2, "bias": False}, {"T": 77, "C": 3, "width": 7}])
-def test_without_gradients_the_result_is_the_same(shape, dtype):
-    """Without gradients a sum over taps takes the place of conv1d, on a CPU."""
+def test_without_gradients_the_result_is_the_same(shape, dtype, backend):
+    """Without gradients a sum over taps takes the place of conv1d in the reference, on a CPU."""
     x, weight, bias = (y if y is None else y.to(dtype) for y in inputs(**shape))
     before = x.clone()
     for packing in ({}, {"cu_seqlens": torch.tensor([0, 1, x.shape[1]])}):
         rows = x[:1] if packing else x
-        expected = short_convolution(rows.clone().requires_grad_(), weight, bias, silu=True, **packing)
+        options = {"silu": True, "backend": backend, **packing}
+        expected = short_convolution(rows.clone().requires_grad_(), weight, bias, **options)
         with torch.no_grad():
-            y = short_convolution(rows, weight, bias, silu=True, **packing)
+            y = short_convolution(rows, weight, bias, **options)
         assert y.dtype == expected.dtype
         torch.testing.assert_close(y, expected.detach())
     assert torch.equal(x, before)

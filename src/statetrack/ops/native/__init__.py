@@ -4,6 +4,7 @@
     kernels.cpp                            compiled once per instruction set, from the headers
     scan*.h, delta*.h, gated*.h            the recurrences
     channel*.h                             the delta rule with a gate per key channel
+    convolution.h                          the short convolution, with its SiLU
     vector.h, product.h, rows.h, pairs.h   what they are made of
 
 No header of Python or PyTorch is needed: tensors come as addresses and strides, so one build serves every

@@ -54,3 +54,15 @@ struct Gated {
     const float* dfinal_state;
     float *dq, *dk, *dv, *da, *dinitial_state;
 };
+
+struct Convolution {
+    int64_t batch, T, C, width, silu;
+    int64_t rows;  // of a work item
+    int64_t sequences, threads;
+    Tensor3 x, dout;              // (batch, time, channels), the channels contiguous
+    const int64_t* cu_seqlens;    // offsets of packed sequences, or null
+    const float *weight, *bias;   // (channels, width); (channels,) or null
+    float *out, *dx;              // (batch, time, channels); dx is null where not wanted
+    float *dweight, *dbias;
+    float* partial;  // sums of every block of rows, (blocks, width + 1, channels), or null: no dweight and dbias
+};

@@ -1,6 +1,7 @@
 // Compiled once per instruction set; SET is its name.
 #include "channel_backward.h"
 #include "channel_forward.h"
+#include "convolution.h"
 #include "delta_backward.h"
 #include "delta_forward.h"
 #include "gated_backward.h"
@@ -46,5 +47,16 @@ void NAMED(gated_forward, SET)(const Gated* d) {
 
 void NAMED(gated_backward, SET)(const Gated* d) {
     run_items(gated_backward_item, (void*)d, d->sequences * d->H, d->threads);
+}
+
+void NAMED(convolution_forward, SET)(const Convolution* c) {
+    const int64_t blocks = (c->batch * c->T + c->rows - 1) / c->rows, across = (c->C + COLUMNS - 1) / COLUMNS;
+    run_items(convolution_forward_item, (void*)c, blocks * across, c->threads);
+}
+
+void NAMED(convolution_backward, SET)(const Convolution* c) {
+    const int64_t blocks = (c->batch * c->T + c->rows - 1) / c->rows, across = (c->C + COLUMNS - 1) / COLUMNS;
+    run_items(convolution_backward_item, (void*)c, blocks * across, c->threads);
+    if (c->partial) run_items(convolution_reduce_item, (void*)c, across, c->threads);
 }
 }

@@ -88,6 +88,8 @@ float* scratch(size_t numbers) {
     void channel_backward_##set(const Delta*); \
     void gated_forward_##set(const Gated*); \
     void gated_backward_##set(const Gated*); \
+    void convolution_forward_##set(const Convolution*); \
+    void convolution_backward_##set(const Convolution*); \
     }
 
 KERNELS(portable)
@@ -108,11 +110,14 @@ struct Kernels {
     void (*channel_backward)(const Delta*);
     void (*gated_forward)(const Gated*);
     void (*gated_backward)(const Gated*);
+    void (*convolution_forward)(const Convolution*);
+    void (*convolution_backward)(const Convolution*);
 };
 
 #define ROW(set)                                                                                      \
     {#set, scan_forward_##set, scan_backward_##set, delta_forward_##set, delta_backward_##set,        \
-     channel_forward_##set, channel_backward_##set, gated_forward_##set, gated_backward_##set}
+     channel_forward_##set, channel_backward_##set, gated_forward_##set, gated_backward_##set,      \
+     convolution_forward_##set, convolution_backward_##set}
 
 const Kernels all_kernels[] = {
 #ifdef HAS_AVX
@@ -159,7 +164,8 @@ void statetrack_large_pages(int64_t address, int64_t bytes) {
 }
 
 int64_t statetrack_arguments(int64_t which) {
-    return which == 0 ? sizeof(Scan) : which == 1 ? sizeof(Delta) : sizeof(Gated);
+    const int64_t sizes[] = {sizeof(Scan), sizeof(Delta), sizeof(Gated), sizeof(Convolution)};
+    return which < 4 ? sizes[which] : 0;
 }
 
 void statetrack_scan_forward(const Scan* arguments) { chosen->scan_forward(arguments); }
@@ -170,4 +176,6 @@ void statetrack_channel_forward(const Delta* arguments) { chosen->channel_forwar
 void statetrack_channel_backward(const Delta* arguments) { chosen->channel_backward(arguments); }
 void statetrack_gated_forward(const Gated* arguments) { chosen->gated_forward(arguments); }
 void statetrack_gated_backward(const Gated* arguments) { chosen->gated_backward(arguments); }
+void statetrack_convolution_forward(const Convolution* arguments) { chosen->convolution_forward(arguments); }
+void statetrack_convolution_backward(const Convolution* arguments) { chosen->convolution_backward(arguments); }
 }

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from statetrack.ops import native
 
-# The fields of `Scan`, `Delta` and `Gated` in arguments.h, in order; everything is eight bytes wide.
+# The fields of the structs in arguments.h, in order; everything is eight bytes wide.
 SCAN, DELTA, GATED = struct.Struct("54q"), struct.Struct("9qd37q"), struct.Struct("9qd31q")
-NAMES = tuple(
-    f"{op}_{way}" for op in ("scan", "delta", "gated", "channel") for way in ("forward", "backward")
-)
+CONVOLUTION = struct.Struct("24q")
+OPS = ("scan", "delta", "gated", "channel", "convolution")
+NAMES = tuple(f"{op}_{way}" for op in OPS for way in ("forward", "backward"))
 # From this many bytes on, fresh memory comes from the system page by page, and large pages pay.
 LARGE = 8 << 20
 # Below this many multiplications a second thread costs more than it saves (about 5 us to start and join it).
@@ -33,9 +33,12 @@ def load(file: Path) -> tuple[dict[str, Callable[..., None]], str]:
     size, start = library["statetrack_arguments"], library["statetrack_start"]
     size.argtypes, size.restype = (ctypes.c_int64,), ctypes.c_int64
     start.argtypes, start.restype = (ctypes.c_int64,), ctypes.c_char_p
-    if [size(i) for i in range(3)] != [SCAN.size, DELTA.size, GATED.size]:
-        raise OSError("it was built from other sources")
     # an editable install may hold a library from before an op was added: it serves the others
+    structs = [SCAN, DELTA, GATED]
+    if hasattr(library, "statetrack_convolution_forward"):
+        structs.append(CONVOLUTION)
+    if [size(i) for i in range(len(structs))] != [x.size for x in structs]:
+        raise OSError("it was built from other sources")
     functions = {
         name: library[f"statetrack_{name}"] for name in NAMES if hasattr(library, f"statetrack_{name}")
     }

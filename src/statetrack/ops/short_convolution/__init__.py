@@ -1,6 +1,6 @@
 """The short causal convolution in front of a recurrence, with its SiLU, of one tensor or of several parts."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
@@ -10,19 +10,26 @@ from statetrack.ops.backends import load, no_triton, pick_backend
 
 BACKENDS = {
     "reference": "statetrack.ops.short_convolution.reference:short_convolution_reference",
+    "native": "statetrack.ops.short_convolution.native:short_convolution_native",
     "triton": "statetrack.ops.short_convolution.triton.backend:short_convolution_triton",
 }
 SPLIT_BACKENDS = {
     "reference": "statetrack.ops.short_convolution.reference:convolved_split_reference",
+    "native": "statetrack.ops.short_convolution.native:convolved_split_native",
     "triton": "statetrack.ops.short_convolution.triton.backend:convolved_split_triton",
 }
 
 
-def _triton_refuses(x: Tensor, width: int, parts: int, initial_state: Tensor | None) -> str | None:
-    """Why the Triton kernels cannot take these inputs, or None."""
-    return no_triton(x) or load("statetrack.ops.short_convolution.triton.backend:refuses")(
-        x, width, parts, initial_state
-    )
+def _refusals(
+    x: Tensor, others: Sequence[Tensor | None], width: int, parts: int, initial_state: Tensor | None
+) -> dict[str, Callable[[], str | None]]:
+    """For each backend, a function that says why it cannot take these inputs; `others` are the parameters."""
+    triton = "statetrack.ops.short_convolution.triton.backend:refuses"
+    native = "statetrack.ops.short_convolution.native:refuses"
+    return {
+        "triton": lambda: no_triton(x) or load(triton)(x, width, parts, initial_state),
+        "native": lambda: load(native)(x, others, width, initial_state),
+    }
 
 
 def short_convolution(
@@ -50,7 +57,8 @@ def short_convolution(
     - `cu_seqlens`: s + 1 offsets in steps, with b = 1: s sequences packed one after the other into one row,
       each starting from zeros; not together with `initial_state`.
     - `max_seqlen`: the length of the longest packed sequence or more; only used to divide the work better.
-    - `backend`: "auto", or "reference", "triton" (GPU). The Triton kernels take widths up to 8.
+    - `backend`: "auto", or "reference", "native" (CPU), "triton" (GPU). The kernels of the last two take
+      widths up to 8, no `initial_state` and no float64; the native ones do not run under autocast.
 
     Returns y in the dtype of x.
 
@@ -86,7 +94,7 @@ def short_convolution(
                 f"{op}: packed sequences (cu_seqlens) start from zeros and take no initial_state."
             )
     checks.check_offsets(op, cu_seqlens, max_seqlen, x.shape[1])
-    refusals = {"triton": lambda: _triton_refuses(x, width, 1, initial_state)}
+    refusals = _refusals(x, (weight, bias), width, 1, initial_state)
     run = pick_backend(op, backend, x.device, BACKENDS, refusals)
     return run(x, weight, bias, initial_state, silu=silu, cu_seqlens=cu_seqlens, max_seqlen=max_seqlen)
 
@@ -137,7 +145,7 @@ def convolved_split(
     if cu_seqlens is not None:
         checks.check_packing(op, cu_seqlens, x.shape[0], x.device)
     checks.check_offsets(op, cu_seqlens, max_seqlen, x.shape[1])
-    refusals = {"triton": lambda: _triton_refuses(x, taps, n, None)}
+    refusals = _refusals(x, (*weights, *biases), taps, n, None)
     run = pick_backend(op, backend, x.device, SPLIT_BACKENDS, refusals)
     return run(x, list(widths), weights, biases, cu_seqlens, max_seqlen, activated)
 
