@@ -269,7 +269,7 @@ def test_second_derivatives_and_torch_func_are_refused_not_wrong():
 
 @pytest.mark.parametrize("backend", ["native", "reference"])
 def test_many_packed_sequences_cost_little_more_than_one(backend):
-    """2048 sequences of 4 steps, or one of 8192: with slices of the row they would cost a hundred times it."""
+    """2048 sequences of 4 steps, or one of 8192: by slices of the row they would cost a hundred times it."""
     x, weight, _ = (None if y is None else y.float().requires_grad_() for y in random_inputs(1, 8192, 32))
 
     def least(offsets):
