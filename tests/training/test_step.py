@@ -8,18 +8,20 @@ import torch
 from torch import Generator
 
 from statetrack.files import load_tensors
+from statetrack.layers import model_config
 from statetrack.ops.adamw import recorded_adamw
 from statetrack.ops.checks import checked
+from statetrack.ops.native import library
 from statetrack.tasks import IGNORE, TASKS, task
 from statetrack.training.graph_step import GraphStep
 from statetrack.training.optimizer import learning_rate
-from statetrack.training.packing import Packer
 from statetrack.training.protocols import WHOLE
 from statetrack.training.source import WIDTHS, batch_length, batch_width, source_of
 from statetrack.training.state import new_state
 from statetrack.training.store import FileStore, checkpoints
 
 CPU = torch.device("cpu")
+built = pytest.mark.skipif(library.ABSENT is not None, reason="the native library was not built")
 
 
 def graph_step(spec):
@@ -133,18 +135,48 @@ def test_a_checkpoint_of_the_deepest_word_problem_model_has_under_16_mib(tmp_pat
     assert checkpoints(tmp_path)[0].stat().st_size < 16 * 2**20
 
 
-def test_a_packed_step_is_the_padded_step(small_spec, change):
-    """On a GPU, tasks with one answer per sequence are trained on packed sequences; here on a CPU."""
-    spec = change(replace(small_spec, task=task("parity")), batch=32)
+@built
+@pytest.mark.parametrize("isometry", [0.0, 0.1])
+def test_a_packed_step_is_the_padded_step(isometry, small_spec, change):
+    """Tasks with one answer per sequence are trained on packed sequences, on a CPU by the native kernels."""
+    spec = change(
+        replace(small_spec, task=task("parity")), batch=128, train_lengths=(3, 20), isometry=isometry
+    )
     padded, packed = (graph_step(spec) for _ in range(2))
-    assert padded.packer is None
-    packed.packer = Packer(spec)
+    padded.packer = None
+    (rows, width), others = (s._arguments(*s.begin(s.draw()))[0].shape for s in (padded, packed))
+    assert rows == 128
+    assert others == (1, packed.packer.rows)
+    assert others[1] < 0.75 * rows * width
     for _ in range(3):
         padded()
         packed()
     torch.testing.assert_close(packed.state.loss_sum, padded.state.loss_sum, rtol=1e-5, atol=0)
     for p, q in zip(padded.state.model.parameters(), packed.state.model.parameters(), strict=True):
         torch.testing.assert_close(q, p, rtol=1e-4, atol=1e-5)
+
+
+@built
+def test_on_a_cpu_a_small_batch_is_padded_since_packing_would_save_few_rows(small_spec, change):
+    """A packed row is six deviations longer than the mean batch."""
+    step = graph_step(change(replace(small_spec, task=task("parity")), batch=16, train_lengths=(3, 20)))
+    tokens, options, _ = step._arguments(*step.begin(step.draw()))
+    assert step.packer is not None
+    assert len(tokens) == 16
+    assert "packing" not in options
+
+
+@pytest.mark.parametrize(
+    ("name", "mixer", "backend"),
+    [("parity-dense", "deltanet", "auto"), ("parity", "slstm", "auto"), ("parity", "deltanet", "reference")],
+)
+def test_what_packing_cannot_serve_or_would_slow_down_is_padded(
+    name, mixer, backend, small_spec, change, monkeypatch
+):
+    monkeypatch.setenv("STATETRACK_BACKEND", backend)
+    model = model_config(mixer, d_model=8, heads=2, layers=1)
+    spec = change(replace(small_spec, task=task(name), model=model), batch=128, train_lengths=(3, 20))
+    assert graph_step(spec).packer is None
 
 
 @pytest.mark.parametrize(

@@ -69,6 +69,13 @@ def prefers_triton(tensor: Tensor) -> bool:
     return no_triton(tensor) is None and auto_backend() in ("auto", "triton")
 
 
+def prefers_native(tensor: Tensor) -> bool:
+    """Whether "auto" takes the native CPU kernels for this tensor, in the ops that have them."""
+    if tensor.device.type != "cpu" or auto_backend() not in ("auto", "native"):
+        return False
+    return load("statetrack.ops.native.library:ABSENT") is None
+
+
 def pick_backend(
     op: str,
     backend: str,

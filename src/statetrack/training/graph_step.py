@@ -15,7 +15,7 @@ from torch import Tensor
 
 from statetrack.layers.norm_loss import collected_norm_loss, mean_norm_loss
 from statetrack.ops.adamw import RecordedAdamW, recorded_adamw
-from statetrack.ops.backends import prefers_triton
+from statetrack.ops.backends import prefers_native, prefers_triton
 from statetrack.ops.checks import is_checked
 from statetrack.ops.cross_entropy import cross_entropy
 from statetrack.spec import RunSpec
@@ -63,10 +63,7 @@ class GraphStep:
         self.half_weights: HalfWeights | None = None
         self.update: RecordedAdamW | None = None  # of the last step
         self.norm = torch.zeros((), device=self.device)  # of the last gradients, where `update` is None
-        packs = spec.task.labels == "last" and state.model.packs and not state.model.packs_by_padding
-        # the reference backends take packed sequences one by one
-        packs = packs and self.device.type == "cuda" and prefers_triton(state.loss_sum)
-        self.packer = Packer(spec) if packs else None
+        self.packer = Packer(spec) if self._may_pack() else None
         self.next_tokens = NextTokens(spec, state.model) if spec.task.labels == "next" else None
         from_empty = spec.training.initial_states == "empty"
         self.initial_states = None if from_empty else InitialStates(spec, state)
@@ -187,6 +184,24 @@ class GraphStep:
             loss = loss + training.consistency * logit_scatter(result, targets)
         return loss, states, result
 
+    def _may_pack(self) -> bool:
+        """Whether mixed lengths can be packed; the reference backends would take them one by one."""
+        model = self.state.model
+        if self.spec.task.labels != "last" or not model.packs or model.packs_by_padding:
+            return False
+        prefers_kernels = prefers_triton if self.device.type == "cuda" else prefers_native
+        return prefers_kernels(self.state.loss_sum)
+
+    def _packs(self, batch: Batch) -> bool:
+        """Whether to pack this batch; on a CPU if that saves a quarter of the rows.
+
+        A packed row is some deviations longer than the mean batch, so that it saves little of a small one.
+        Mamba, whose scan pads packed sequences inside on a CPU, gains from a quarter on, others from a tenth.
+        """
+        if self.packer is None:
+            return False
+        return self.device.type == "cuda" or self.packer.rows < 0.75 * batch.inputs.numel()
+
     def _arguments(self, batch: Batch, states: list[Any] | None) -> tuple[Tensor, dict[str, Any], Tensor]:
         """Tokens, the model's options, and the targets of the logits it then gives: those that count.
 
@@ -194,7 +209,7 @@ class GraphStep:
         """
         if states is not None:
             return batch.inputs, {"state": states}, batch.targets
-        if self.packer is not None:
+        if self.packer is not None and self._packs(batch):
             packed = self.packer(batch)
             return packed.tokens, {"at": packed.at, "packing": packed.packing}, packed.targets
         if self.next_tokens is not None:

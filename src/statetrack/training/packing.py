@@ -1,4 +1,4 @@
-"""Sequences of mixed lengths packed one after the other, so that a GPU spends nothing on padding.
+"""Sequences of mixed lengths packed one after the other, so that no time is spent on padding.
 
 A last-position task draws lengths from 3 to 40, say: padded to the longest, half of a batch is padding. What
 follows an answer counts for nothing and is left out too.
