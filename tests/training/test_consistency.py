@@ -98,6 +98,16 @@ def test_a_run_with_consistency_has_its_own_id_and_other_weights(name, change, t
     assert losses[0] != losses[1]
 
 
+def test_the_short_sequences_of_a_curriculum_go_without(spec, change):
+    without = change(spec, short_steps=3, short_length=2)
+    after = {
+        c: [trained(change(without, consistency=c), steps).state_dict()["head.weight"] for steps in (3, 30)]
+        for c in (0.0, 1.0)
+    }
+    assert torch.equal(after[0.0][0], after[1.0][0])
+    assert not torch.equal(after[0.0][1], after[1.0][1])
+
+
 def test_consistency_is_refused_in_several_pieces_and_below_zero(spec, change):
     with pytest.raises(UserError, match=r"consistency is 0\.1, which is for one process"):
         check_options(change(spec, consistency=0.1), Options(device="cpu", micro_batches=2))

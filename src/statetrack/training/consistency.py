@@ -4,6 +4,9 @@ The cross-entropy stops asking once every answer within the training length is r
 errors of the transitions remain still shows in the logits: two words with the same product leave a tracker in
 states that differ a little, and so do their logits. Their scatter vanishes only where transitions are exact,
 and near there its gradient is proportional to the errors, so that training goes on towards it.
+
+States that are carried on from the batch before scatter by errors of the past, which no gradient of this batch
+mends: with them the option does harm. So the short sequences of a curriculum, which may be carried, go without.
 """
 
 import torch

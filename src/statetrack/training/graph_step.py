@@ -180,7 +180,7 @@ class GraphStep:
         if training.isometry:
             real = real_positions(self.spec.task, inputs, options.get("at"), targets)
             loss = loss + training.isometry / len(self.state.model.blocks) * mean_norm_loss(lost, real)
-        if training.consistency:
+        if training.consistency and self.state.step >= training.short_steps:
             loss = loss + training.consistency * logit_scatter(result, targets)
         return loss, states, result
 
