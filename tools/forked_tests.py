@@ -32,7 +32,8 @@ class Recording:
 
     def ordered(self, function: str) -> tuple[list[str], list[str]]:
         """Tests that call a function, and the others; fast files first, the tests of a file together."""
-        callers = {t for t in self.seconds if function in self.calls[t] or function in self.calls[_file(t)]}
+        called = {name for name, functions in self.calls.items() if function in functions}
+        callers = {t for t in self.seconds if t in called or _file(t) in called}
         return self._by_file(callers), self._by_file(self.seconds.keys() - callers)
 
     def _by_file(self, tests: set[str]) -> list[str]:

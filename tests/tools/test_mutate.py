@@ -25,7 +25,14 @@ def emptied(items):
     return items
 """
 TESTS = """
+import pytest
+
 from toy import emptied, smaller, unpinned
+
+
+@pytest.mark.skip(reason="a tool that is not installed")
+def test_skipped():
+    pass
 
 
 def test_smaller():
