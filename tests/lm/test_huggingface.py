@@ -359,6 +359,13 @@ def test_a_config_names_registered_classes_only():
         StateTrackConfig(backbone={"kind": "DeltaNetConfig"})
 
 
+@pytest.mark.parametrize("option", ["d_model", "layers", "hidden_size"])
+def test_an_option_of_the_backbone_beside_it_is_refused(option):
+    """transformers keeps every unknown option as an attribute: the model would have the default size."""
+    with pytest.raises(UserError, match=f"{option} cannot be set here"):
+        StateTrackConfig(vocab_size=VOCABULARY, **{option: 64})
+
+
 def test_the_range_of_a_loaded_model_changes_only_on_purpose(deltanet, tmp_path):
     deltanet.save_pretrained(tmp_path)
     with pytest.raises(UserError, match="open_model"):
@@ -396,6 +403,12 @@ def test_bad_input_is_explained(deltanet):
         deltanet()
     with pytest.raises(UserError, match=r"\(batch, time, d_model\) = \(batch, time, 16\)"):
         deltanet(inputs_embeds=torch.randn(2, 5, 7))
+    with pytest.raises(UserError, match=r"input_ids has shape \(5,\), expected \(batch, time\)"):
+        deltanet(tokens[0])
+    with pytest.raises(UserError, match=r"input_ids has shape \(2, 0\), .*at least one token"):
+        deltanet(tokens[:, :0])
+    with pytest.raises(UserError, match=r"labels has shape \(2, 3\), expected \(2, 5\) like the tokens"):
+        deltanet(tokens, labels=tokens[:, :3])
     with pytest.raises(ValueError, match="assisted generation is not supported with stateful models"):
         deltanet.generate(tokens[:1], assistant_model=deltanet, max_new_tokens=2)
     with pytest.raises(UserError, match="3 classes"):

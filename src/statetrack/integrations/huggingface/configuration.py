@@ -1,5 +1,6 @@
 """The configuration of a statetrack model as transformers wants it: plain data in config.json."""
 
+from dataclasses import fields
 from typing import Any, ClassVar
 
 from transformers import PreTrainedConfig
@@ -37,6 +38,12 @@ class StateTrackConfig(PreTrainedConfig):
     pad_token_id: int | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
+        inside = {"hidden_size", "num_hidden_layers", *(f.name for f in fields(ModelConfig))} & kwargs.keys()
+        if inside:  # transformers would keep them as attributes that change nothing
+            raise UserError(
+                f"StateTrackConfig: {', '.join(sorted(inside))} cannot be set here, the backbone says it: "
+                "StateTrackConfig(backbone=model_config('deltanet', d_model=512, layers=6), vocab_size=...)."
+            )
         config = ModelConfig() if self.backbone is None else self.backbone
         config = config if isinstance(config, ModelConfig) else _read(config)
         self.backbone = to_dict(config)

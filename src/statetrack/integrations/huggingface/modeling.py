@@ -95,6 +95,9 @@ class StateTrackForCausalLM(PreTrainedModel, GenerationMixin):
         if use_cache is None:
             use_cache = self.config.use_cache and not self.training
         tokens = _one_of(input_ids, inputs_embeds)
+        if labels is not None and labels.shape != tokens.shape[:2]:
+            expected = tuple(tokens.shape[:2])
+            raise UserError(f"labels has shape {tuple(labels.shape)}, expected {expected} like the tokens.")
         run = partial(self._run, tokens, attention_mask, past_key_values, use_cache)
         loss, logits = None, None
         if labels is None:
@@ -207,7 +210,15 @@ def _one_of(input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
             f"StateTrackForCausalLM: {'both' if given else 'neither'} of input_ids and inputs_embeds given, "
             "expected one of them."
         )
-    return given[0]
+    (tokens,) = given
+    dimensions = 2 if inputs_embeds is None else 3
+    if tokens.ndim != dimensions or not tokens.shape[1]:
+        name = "input_ids" if inputs_embeds is None else "inputs_embeds"
+        axes = ("batch", "time", "hidden_size")[:dimensions]
+        raise UserError(
+            f"{name} has shape {tuple(tokens.shape)}, expected ({', '.join(axes)}) with at least one token."
+        )
+    return tokens
 
 
 def _refuse(options: dict[str, Any]) -> None:
