@@ -68,7 +68,11 @@ EXTRAS = {
         *SUBCLASSES,
     },
     "lm_eval": {"statetrack.commands.lm.eval", "statetrack.integrations.lm_eval"},
-    "safetensors": {"statetrack.training.loop", "statetrack.training.sharded_files"},
+    "safetensors": {
+        "statetrack.integrations.huggingface.modeling",
+        "statetrack.training.loop",
+        "statetrack.training.sharded_files",
+    },
     "tensorboard": {"statetrack.integrations.loggers"},
     "wandb": {"statetrack.integrations.loggers"},
     "sympy": {"statetrack.automata.groups"},  # comes with torch, but takes long to import

@@ -4,16 +4,20 @@ The format is implemented here so that a run needs torch and numpy only; tests c
 package. Nothing is unpickled, so files from untrusted sources cannot run code.
 """
 
+import contextlib
 import json
 import os
+import shutil
 import tempfile
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from statetrack.errors import UserError
 
 _DTYPES = {
     "F64": torch.float64,
@@ -52,6 +56,25 @@ def write_atomically(path: Path, chunks: Iterable[bytes]) -> None:
         os.replace(temporary, path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+@contextlib.contextmanager
+def new_folder(path: str | Path) -> Iterator[Path]:
+    """A folder to fill, which becomes `path` when it is complete; of one that fails nothing stays."""
+    folder = Path(path).absolute()
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{path} is not an empty folder. Choose another, or delete it.")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}.", suffix=PARTIAL))
+    try:
+        yield partial
+        os.chmod(partial, 0o755)
+        if folder.exists():
+            folder.rmdir()
+        os.replace(partial, folder)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
         raise
 
 

@@ -1,6 +1,7 @@
 """A run, an unfinished run and an exported folder open as the same model; what cannot be opened says why."""
 
 import json
+import resource
 import shutil
 
 import pytest
@@ -229,3 +230,16 @@ def test_export_does_not_overwrite(folder, exported):
     with pytest.raises(SystemExit) as stopped:
         main(["lm", "export", str(folder), str(exported)])
     assert stopped.value.code == 2
+
+
+def test_an_export_without_space_for_it_leaves_nothing(folder, tmp_path, capsys):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))  # as a full disk: config.json fits
+    try:
+        with pytest.raises(SystemExit) as stopped:
+            main(["lm", "export", str(folder), str(tmp_path / "out")])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert stopped.value.code == 1
+    assert "cannot be written" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

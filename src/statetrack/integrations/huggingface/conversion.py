@@ -4,9 +4,7 @@ Names and shapes of the weights are mapped one to one, so the logits stay the sa
 express is refused. Files are read as data: JSON and safetensors, no pickle, no code, no network.
 """
 
-import os
 import shutil
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,7 @@ from typing import Any
 from transformers import AutoConfig
 
 from statetrack.errors import UserError, unknown_name
-from statetrack.files import save_tensors, write_json, write_text
+from statetrack.files import new_folder, save_tensors, write_json, write_text
 from statetrack.integrations.huggingface.families import FAMILIES
 from statetrack.integrations.huggingface.families.family import Family, Weights, to_ours, to_theirs
 from statetrack.integrations.huggingface.families.settings import check_settings
@@ -130,30 +128,16 @@ def _tokens(settings: dict[str, Any]) -> dict[str, Any]:
 
 def write_checkpoint(checkpoint: Checkpoint, path: str | Path, to: str) -> None:
     """Write config.json, model.safetensors and the tokenizer to a new folder, which appears when complete."""
-    folder = Path(path)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"{folder} is not an empty folder. Choose another, or delete it.")
     files = None if to == EXPORTED else _their_files(checkpoint, FAMILIES[to])
-    folder.absolute().parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(
-        tempfile.mkdtemp(dir=folder.absolute().parent, prefix=f".{folder.name}.", suffix=".partial")
-    )
-    try:
+    with new_folder(path) as folder:
         if files is None:
             options = checkpoint.tokens | {"context": checkpoint.context}
-            StateTrackForCausalLM.from_model(checkpoint.model, **options).save_pretrained(partial)
+            StateTrackForCausalLM.from_model(checkpoint.model, **options).save_pretrained(folder)
         else:
             settings, weights = files
-            write_json(partial / "config.json", settings)
-            save_tensors(partial / WEIGHTS, weights, {"format": "pt"})
-        _write_tokenizer(checkpoint, partial)
-        os.chmod(partial, 0o755)
-        if folder.exists():
-            folder.rmdir()
-        os.replace(partial, folder)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
+            write_json(folder / "config.json", settings)
+            save_tensors(folder / WEIGHTS, weights, {"format": "pt"})
+        _write_tokenizer(checkpoint, folder)
 
 
 def _their_files(checkpoint: Checkpoint, family: Family) -> tuple[dict[str, Any], Weights]:

@@ -7,8 +7,7 @@ tokenizer.json, tokenizer_config.json, ...                  the tokenizer, for A
 
 from pathlib import Path
 
-from statetrack.errors import UserError
-from statetrack.files import write_text
+from statetrack.files import new_folder, write_text
 from statetrack.integrations.huggingface.modeling import StateTrackForCausalLM
 from statetrack.integrations.huggingface.tokenizer import fast_tokenizer
 from statetrack.lm.models import OpenedModel
@@ -24,12 +23,10 @@ def wrapped(opened: OpenedModel) -> StateTrackForCausalLM:
 
 
 def export(opened: OpenedModel, folder: str | Path) -> Path:
-    """Write the model and its tokenizer to `folder`, which must be new or empty."""
-    folder = Path(folder)
-    if folder.exists() and any(folder.iterdir()):
-        raise UserError(f"{folder} is not empty. Choose another folder, or delete it.")
-    wrapped(opened).save_pretrained(folder)
-    fast_tokenizer(opened.tokenizer).save_pretrained(folder)
-    # the very file: its checksum says that data and model have one tokenizer
-    write_text(folder / FILE, opened.tokenizer.to_json())
-    return folder
+    """Write the model and its tokenizer to `folder`, new or empty, which appears when complete."""
+    with new_folder(folder) as partial:
+        wrapped(opened).save_pretrained(partial)
+        fast_tokenizer(opened.tokenizer).save_pretrained(partial)
+        # the very file: its checksum says that data and model have one tokenizer
+        write_text(partial / FILE, opened.tokenizer.to_json())
+    return Path(folder)

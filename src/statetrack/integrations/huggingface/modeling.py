@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
@@ -194,7 +195,10 @@ class StateTrackForCausalLM(PreTrainedModel, GenerationMixin):
 
     def save_pretrained(self, save_directory: str | Path, *args: Any, **kwargs: Any) -> None:  # type: ignore[override]
         """As transformers does, with the module of two lines that `trust_remote_code=True` loads."""
-        super().save_pretrained(save_directory, *args, **kwargs)
+        try:
+            super().save_pretrained(save_directory, *args, **kwargs)
+        except SafetensorError as error:  # such as a full disk
+            raise OSError(f"{save_directory} cannot be written: {error}") from error
         if kwargs.get("is_main_process", True):
             write_text(Path(save_directory) / f"{SHIM}.py", SHIM_TEXT)
 
