@@ -115,7 +115,7 @@ class Cell:
         return left
 
     def numbers(self) -> str:
-        """Ours, setting by setting: "0.981; median 0.601, rate 1e-3", or the reach of every seed."""
+        """Ours, setting by setting: "0.981; median 0.601 ± 0.325, rate 1e-3", or the reach of every seed."""
         if not self.has_run:
             return "-"
         parts = [
@@ -125,13 +125,13 @@ class Cell:
         return "; ".join(parts)
 
     def _numbers(self, row: Row) -> str:
-        if row.best is None or row.median is None or row.lr is None:
+        if row.best is None or row.median is None or row.deviation is None or row.lr is None:
             return "not run"
         few = "" if row.complete else f" ({seeds(row)} seeds)"
         if self.measure == "reach":
             return ", ".join(f"{score:.0f}" for score in row.scores) + few
         at = f", rate {rate(row.lr)}" if len(row.planned_rates) > 1 else ""
-        return f"{row.best:.3f}; median {row.median:.3f}{at}{few}"
+        return f"{row.best:.3f}; median {row.median:.3f} ± {row.deviation:.3f}{at}{few}"
 
 
 def cells_of(results: ItemResults) -> list[Cell]:
