@@ -61,6 +61,11 @@ def test_it_is_the_same_for_a_selection_of_runs(tmp_path):
         ),
         (
             {(PARITY, name): {1e-3: THREE} for name in ("Mamba [0,1]", "sLSTM", "mLSTM", "Transformer")}
+            | {(PLAIN, name): {1e-3: THREE, 1e-2: THREE} for name in ("Transformer", "mLSTM", "sLSTM")},
+            f"; rates 1e-3 and, for Transformer on {PLAIN}, mLSTM on {PLAIN} and sLSTM on {PLAIN}, 1e-2.",
+        ),
+        (
+            {(PARITY, name): {1e-3: THREE} for name in ("Mamba [0,1]", "sLSTM", "mLSTM", "Transformer")}
             | {(PLAIN, name): {1e-3: THREE, 1e-2: THREE} for name in ("Mamba [0,1]", "sLSTM", "mLSTM")}
             | {(PARITY, "DeltaNet [0,1]"): {1e-3: THREE, 1e-2: THREE}},
             "; rates 1e-3 and, for 4 other cells, 1e-2.",

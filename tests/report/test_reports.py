@@ -111,6 +111,13 @@ def test_a_report_is_complete_self_contained_and_the_same_when_rebuilt(name, pre
     assert first["figure.pdf"].startswith(b"%PDF")
 
 
+def test_a_run_that_one_folder_has_finished_counts_whatever_another_says(pretend, tmp_path):
+    half = read_index(pretend("fig-parity", "quick", lambda run: 1.0, out=tmp_path / "half", every=2))
+    whole = read_index(pretend("fig-parity", "quick", lambda run: 1.0, out=tmp_path / "whole"))
+    assert len(half.finished) == 3
+    assert len(merge([half, whole]).finished) == len(merge([whole, half]).finished) == 6
+
+
 def test_folders_of_one_item_are_merged_and_no_run_counts_twice(pretend, tmp_path, monkeypatch, capsys):
     parts = [
         pretend(
