@@ -136,8 +136,11 @@ def check_options(options: ReproduceOptions) -> None:
             raise UserError(f"reproduce: {name} is {value}, expected at least 1.")
     if options.minutes is not None and not options.minutes > 0:
         raise UserError(f"reproduce: minutes is {options.minutes:g}, expected more than 0.")
-    if options.gpus_per_run is not None and options.gpus_per_run < 0:
-        raise UserError(f"reproduce: gpus_per_run is {options.gpus_per_run}, expected 0 or more.")
+    if options.gpus_per_run is not None:
+        if not options.gpus_per_run >= 0:
+            raise UserError(f"reproduce: gpus_per_run is {options.gpus_per_run}, expected 0 or more.")
+        if options.ray is None:
+            raise UserError("reproduce: --gpus-per-run is for --ray. On this machine --runs-per-gpu does it.")
     if options.ray is not None and options.minutes is not None:
         raise UserError(
             "reproduce: --minutes is for runs on this machine, not for --ray. Leave it out; Ctrl-C stops."

@@ -69,6 +69,8 @@ def test_the_list_names_every_item_with_its_runs(capsys):
         (["reproduce", "fig-parity", "--workers", "0"], "workers is 0"),
         (["reproduce", "fig-parity", "--minutes", "0"], "minutes is 0"),
         (["reproduce", "fig-parity", "--minutes", "1", "--ray", "auto"], "not for --ray"),
+        (["reproduce", "fig-parity", "--gpus-per-run", "0.5"], "--gpus-per-run is for --ray"),
+        (["reproduce", "fig-parity", "--gpus-per-run", "nan", "--ray", "auto"], "gpus_per_run is nan"),
         (["reproduce", "fig-parity", "--with-results", "nowhere"], "nowhere is not a folder"),
         (["reproduce", "fig-parity", "--seeds", "0"], "seeds is 0"),
         (["reproduce", "fig-parity", "--only", "mamba"], "matches no run"),
