@@ -39,6 +39,7 @@ from mutations import Mutant, mutants
 TESTS = {
     "experiments": (
         "tests/experiments/test_items.py",
+        "tests/experiments/test_order.py",
         "tests/experiments/test_protocol_table.py",
         "tests/experiments/test_small_experiments.py",
     ),
