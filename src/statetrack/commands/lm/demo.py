@@ -43,7 +43,7 @@ class DemoOptions:
     size: DemoSize = field(default_factory=DemoSize)  # model and training
     data: Path | None = None  # token shards; the standard library of this Python, as bytes, when None
     out: Path = Path("results/lm-demo")  # folder for the runs and the figure
-    sequences: int = 128  # held-out sequences, at most
+    sequences: int = 128  # held-out sequences, at most; 0 for all
     device: str = "auto"  # auto, cpu or cuda
 
 
