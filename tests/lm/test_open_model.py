@@ -145,7 +145,7 @@ def test_damaged_and_foreign_weights_are_refused(copied, tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model_type": "llama"}, "'llama'"),
+        ({"model_type": "llama"}, "'llama'.*statetrack convert"),
         ({"vocab_size": "many"}, "vocab_size is 'many'"),
         ({"backbone": {"kind": "DeltaNetConfig"}}, "not a ModelConfig"),
         ({"backbone": None}, "backbone"),

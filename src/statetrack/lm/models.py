@@ -146,7 +146,7 @@ def _open_exported(folder: Path, tokenizer: str | Path | None) -> OpenedModel:
     if config.get("model_type") != EXPORTED:
         raise UserError(
             f"{folder / 'config.json'} is of a model of type {config.get('model_type')!r}, expected "
-            f"{EXPORTED!r}, as `statetrack lm export` writes it."
+            f"{EXPORTED!r}, as `statetrack lm export` writes it. Others: `statetrack convert FROM TO`."
         )
     backbone = from_dict(config.get("backbone"), f"{folder / 'config.json'}: backbone")
     sizes = {name: config.get(name) for name in ("vocab_size", "context")}
