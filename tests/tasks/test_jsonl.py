@@ -215,6 +215,18 @@ def test_accuracy_counts_labels_and_whole_sequences_in_bins_of_length(tmp_path):
     assert len(evaluate(Fixed(1), one, CPU)["accuracy"]) == 1
 
 
+def test_every_label_of_a_bin_counts_the_same_however_many_its_sequence_has(tmp_path):
+    """Labels (1) and (0, 0, 1) in one bin: answering 1 is right for 2 of 4, not for (1 + 1/3) / 2."""
+    lines = [
+        {"inputs": [0] * 3, "targets": [1, IGNORE, IGNORE], "split": "test"},
+        {"inputs": [0] * 3, "targets": [0, 0, 1], "split": "test"},
+        marked(1, 2, "train"),
+    ]
+    spec = spec_of(write(tmp_path / "uneven.jsonl", lines))
+    spec = replace(spec, evaluation=EvaluationConfig(eval_lengths=(3, 4)))
+    assert evaluate(Fixed(1), spec, CPU)["accuracy"] == {"3-4": 1 / 2}
+
+
 def test_the_file_is_not_read_while_training(path, tmp_path, monkeypatch):
     read = []
     real = type(path).read_bytes
