@@ -5,13 +5,21 @@ from dataclasses import fields
 import pytest
 
 from statetrack.errors import UserError
-from statetrack.experiments import fig_parity, fig_s5, fig_z60, ours_gates, ours_length, tab_chomsky
+from statetrack.experiments import (
+    fig_parity,
+    fig_s5,
+    fig_z60,
+    ours_gates,
+    ours_length,
+    ours_trackers,
+    tab_chomsky,
+)
 from statetrack.experiments.item import SCALES, LabelledRun
 from statetrack.experiments.order import Order
 from statetrack.experiments.registry import ITEMS, item
 
 PAPER_RUNS = {"fig-parity": 24, "tab-chomsky": 624, "fig-chomsky-length": 624, "fig-s5": 291, "fig-z60": 30}
-PAPER_RUNS |= {"ours-length": 189}
+PAPER_RUNS |= {"ours-length": 213, "ours-trackers": 12}
 PAPER_RUNS |= {"ours-gates": 84, "ours-gates-arithmetic": 336}
 
 
@@ -139,7 +147,7 @@ def test_seeds_of_the_paper():
 def test_a_row_of_the_length_table_changes_one_option_of_the_base_and_the_recipe_several(paper):
     by_cell = {(run.panel, run.label.split(", ", 1)[1], run.spec.seed): run for run in paper["ours-length"]}
     options = {"eps", "centred_gradient", "z_loss", "label_smoothing", "initial_states", "select", "beta"}
-    options |= {"isometry"}
+    options |= {"isometry", "consistency"}
     carried = {"initial_states", "carried_batches"}
     decay = {"schedule", "warmup", "weight_decay"}
     for (panel, name, seed), run in by_cell.items():
@@ -151,9 +159,14 @@ def test_a_row_of_the_length_table_changes_one_option_of_the_base_and_the_recipe
             assert changed == decay
         elif name.startswith("recipe"):
             lr = set() if panel == ours_length.ALL else {"lr"} | decay
-            left_out = {"empty states": carried, "sigmoid beta": {"beta"}}
             expected = {"eps", "beta"} | lr | carried
-            assert changed == expected - left_out.get(name.partition(", ")[2], set())
+            other = {
+                "recipe long": set(),
+                "recipe long, empty states": carried,
+                "recipe long, empty states, consistency": carried | {"consistency"},
+                "recipe long, sigmoid beta": {"beta"},
+            }
+            assert changed == expected ^ other[name]
         elif name == "hard beta, isometry":
             assert changed == {"beta", "isometry"}
         elif name == "carried while right":
@@ -178,6 +191,49 @@ def test_the_goals_of_the_recipe_are_run_first():
     assert [run.panel for run in first[:12]] == [panel for panel in goals for _ in range(3)]
     assert {run.label.split(", ", 1)[1] for run in first[:12]} == {"recipe long"}
     assert first[12].label == "DeltaNet, base"
+
+
+def test_trackers_are_one_layer_with_as_many_reflections_as_a_letter_needs(paper):
+    runs = paper["ours-trackers"]
+    assert {(run.panel, run.spec.seed) for run in runs} == {
+        (panel, seed) for panel in ours_trackers.TRACKERS for seed in range(3)
+    }
+    for run in runs:
+        model, mixer = run.spec.model, run.spec.model.mixer
+        assert (model.layers, mixer.convolution, mixer.qk_activation) == (1, 0, "identity")
+        assert (mixer.beta, mixer.eigenvalues) == ("hard", "[-1,1]")
+        # two reflections are a rotation; a permutation of five points is at most four reflections
+        assert mixer.householders == (4 if run.panel == fig_s5.ALL else 1 if run.panel == fig_s5.SWAPS else 2)
+        assert {ours_length.GOALS[run.panel], 4096} <= set(run.spec.evaluation.eval_lengths)
+        assert run.spec.evaluation.eval_samples == 4000
+
+
+def test_trackers_are_trained_on_words_far_shorter_than_their_goals(paper):
+    for run in paper["ours-trackers"]:
+        t = run.spec.training
+        assert t.train_lengths == ((128, 128) if run.panel == ours_length.Z60 else (64, 64))
+        assert 8 * t.train_lengths[1] <= ours_length.GOALS[run.panel]
+        assert t.consistency == (1e-3 if run.panel == fig_s5.ALL else 1e-2)
+        assert (t.schedule, t.weight_decay, t.eps, t.isometry) == ("cosine", 0.0, 1e-6, 0.003)
+
+
+def test_trackers_of_many_letters_begin_with_two_at_a_time_and_have_no_mlp(paper):
+    """Only these short sequences are carried on."""
+    for run in paper["ours-trackers"]:
+        t, curriculum = run.spec.training, run.panel in (fig_s5.ALL, ours_length.Z60)
+        assert (t.short_steps > 0) == curriculum == (run.spec.model.mlp_ratio == 0)
+        assert t.initial_states == ("carried-right" if curriculum else "empty")
+        assert (t.short_length, t.short_batch) == (2, 256 if curriculum else 0)
+        assert t.short_steps < t.steps
+
+
+def test_trackers_at_quick_scale_have_half_the_steps():
+    scales = (ITEMS["ours-trackers"].runs(scale) for scale in ("quick", "paper"))
+    for quick, paper in zip(*scales, strict=True):
+        changed = _changed(quick.spec.training, paper.spec.training)
+        assert changed in ({"steps"}, {"steps", "short_steps"})
+        assert 2 * quick.spec.training.steps == paper.spec.training.steps
+        assert 2 * quick.spec.training.short_steps == paper.spec.training.short_steps
 
 
 def test_formal_languages_are_trained_as_in_appendix_e1(paper):

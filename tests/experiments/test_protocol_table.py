@@ -441,6 +441,7 @@ ABOUT = {
     "fig-s5": ("reach", "curves", "fig:s5, fig:s5_large"),
     "fig-z60": ("reach", "curves", "fig:z60"),
     "ours-length": ("reach", "curves", "not in the paper"),
+    "ours-trackers": ("reach", "curves", "not in the paper"),
     "ours-gates": ("reach", "curves", "not in the paper"),
     "ours-gates-arithmetic": ("scaled accuracy", "dots", "not in the paper"),
 }

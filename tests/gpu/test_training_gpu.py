@@ -74,7 +74,21 @@ SPECS = {
         replace(TRAINING, initial_states="carried-right", label_smoothing=0.1, lr=2e-4),
         EVALUATION,
     ),
+    "curriculum, consistency": RunSpec(
+        task("s5-swaps"),
+        model_config("deltanet-no-conv", beta="hard"),
+        replace(
+            TRAINING,
+            initial_states="carried-right",
+            short_steps=100,
+            short_batch=128,
+            consistency=0.01,
+            lr=2e-4,
+        ),
+        EVALUATION,
+    ),
 }
+GRAPHS = {"several widths": 4, "curriculum, consistency": 2}  # else 1
 
 
 def graph_step(spec, say, graphs=True):
@@ -103,7 +117,7 @@ def test_two_hundred_captured_steps_are_two_hundred_eager_steps(name):
     spec = SPECS[name].resolved()
     eager, eager_step = losses(spec, graphs=False)
     captured, step = losses(spec, graphs=True)
-    assert len(step.graphs) == (4 if name == "several widths" else 1)
+    assert len(step.graphs) == GRAPHS.get(name, 1)
     torch.testing.assert_close(captured, eager, rtol=1e-3, atol=1e-3)
     # as many random numbers were drawn
     assert torch.equal(step.state.generator.get_state(), eager_step.state.generator.get_state())

@@ -1,7 +1,15 @@
 """Every table and figure that `statetrack reproduce` knows, by name."""
 
 from statetrack.errors import unknown_name
-from statetrack.experiments import fig_parity, fig_s5, fig_z60, ours_gates, ours_length, tab_chomsky
+from statetrack.experiments import (
+    fig_parity,
+    fig_s5,
+    fig_z60,
+    ours_gates,
+    ours_length,
+    ours_trackers,
+    tab_chomsky,
+)
 from statetrack.experiments.item import Item
 
 ITEMS: dict[str, Item] = {
@@ -13,6 +21,7 @@ ITEMS: dict[str, Item] = {
         fig_s5.ITEM,
         fig_z60.ITEM,
         ours_length.ITEM,
+        ours_trackers.ITEM,
         ours_gates.ITEM,
         ours_gates.ARITHMETIC_ITEM,
     )

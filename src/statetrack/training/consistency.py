@@ -5,8 +5,9 @@ errors of the transitions remain still shows in the logits: two words with the s
 states that differ a little, and so do their logits. Their scatter vanishes only where transitions are exact,
 and near there its gradient is proportional to the errors, so that training goes on towards it.
 
-States that are carried on from the batch before scatter by errors of the past, which no gradient of this batch
-mends: with them the option does harm. So the short sequences of a curriculum, which may be carried, go without.
+States that are carried on from the batch before scatter by errors of the past, which no gradient of this
+batch mends: with them the option does harm. So the short sequences of a curriculum, which may be carried on,
+go without.
 """
 
 import torch
@@ -27,9 +28,9 @@ def logit_scatter(logits: Tensor, targets: Tensor) -> Tensor:
     z = z - z.mean(-1, keepdim=True)
     y = targets.reshape(-1)
     right = (z.argmax(-1) == y) & (y != IGNORE)
-    # classes as rows of zeros and a one: sums by a product have a fixed order on every device
-    members = torch.nn.functional.one_hot(y.clamp(min=0), z.shape[-1]) * right[:, None]
-    members = members.to(z.dtype)
+    # sums by a product with zeros and ones have a fixed order on every device
+    classes = torch.arange(z.shape[-1], device=z.device)
+    members = ((y[:, None] == classes) & right[:, None]).to(z.dtype)
     # around its own mean a scatter has no gradient with respect to the mean
     means = (members.mT @ z.detach()) / members.sum(0).clamp(min=1)[:, None]
     distances = (z - members @ means).square().sum(-1)
