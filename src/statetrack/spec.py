@@ -50,8 +50,8 @@ class TrainingConfig:
     label_smoothing: float = added(0.0)  # e: the probability asked for is 1 - e + e / classes, not 1
     # times the mean of 1 - e^2 over the eigenvalues e = 1 - beta and gates of delta rules, added to the loss
     isometry: float = added(0.0)
-    # times the root mean square distance of right answers' logits from the mean of their class, added to the
-    # loss behind the short steps
+    # times the mean squared distance of right answers' logits from the mean of their class, added to the loss
+    # behind the short steps
     consistency: float = added(0.0)
     # where training sequences start: an empty state, noise, or the state in which the last batch ended
     # ("carried-right": where every answer in it was right); with short_steps, only short ones are carried on

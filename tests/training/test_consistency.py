@@ -34,7 +34,7 @@ def scatter_by_hand(logits, targets):
     rows = [(z - z.mean(), int(y)) for z, y in zip(logits.double(), targets, strict=True)]
     rows = [(z, y) for z, y in rows if y >= 0 and int(z.argmax()) == y]
     means = {y: torch.stack([z for z, other in rows if other == y]).mean(0) for _, y in rows}
-    return (sum(((z - means[y]) ** 2).sum() for z, y in rows) / max(1, len(rows))) ** 0.5
+    return sum(((z - means[y]) ** 2).sum() for z, y in rows) / max(1, len(rows))
 
 
 def test_the_scatter_of_logits_is_that_of_right_answers_around_the_mean_of_their_class():
@@ -55,7 +55,7 @@ def test_where_no_answer_is_right_there_is_no_scatter():
     logits = torch.tensor([[0.0, 1.0], [2.0, 0.0]], requires_grad=True)
     scatter = logit_scatter(logits, torch.tensor([0, IGNORE]))
     scatter.backward()
-    assert scatter < 1e-5
+    assert scatter == 0
     assert not logits.grad.any()
 
 
@@ -75,7 +75,7 @@ def test_consistency_brings_the_logits_of_equal_answers_together(spec, change):
     batch = spec.task.sample(64, (6, 6), torch.Generator().manual_seed(1))
     without, after = (
         logit_scatter(trained(change(spec, consistency=c), 50, weights)(batch.inputs)[0], batch.targets)
-        for c in (0.0, 0.3)
+        for c in (0.0, 0.1)
     )
     assert 0 < after < without / 2
 
