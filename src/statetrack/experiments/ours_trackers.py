@@ -63,8 +63,8 @@ EVALUATION = EvaluationConfig(eval_samples=4000, eval_batch=200, eval_lengths=PA
 _QUICK_EVALUATION = replace(EVALUATION, eval_samples=256, eval_batch=64)
 
 _ALWAYS = (
-    "Not in the paper. No short convolution, hard betas, isometry 0.003, consistency 0.001 (0.01 for swaps and "
-    "up to 3 points), a cosine from 2e-3 (swaps 1e-2, up to 3 points 5e-3), no weight decay, eps 1e-6.",
+    "Not in the paper. No short convolution, hard betas, isometry 0.003, consistency 0.001 (0.01 for swaps "
+    "and up to 3 points), a cosine from 2e-3 (swaps 1e-2, up to 3 points 5e-3), no weight decay, eps 1e-6.",
     "Full S5 and Z60 have sequences of two letters first, carried on while they are right. All others start "
     "from empty states and have 64 letters (Z60: 128), so longer lengths are extrapolated.",
     'The table shows the "reach": the longest length with sequence accuracy of at least 0.9.',
