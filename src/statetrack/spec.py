@@ -58,7 +58,8 @@ class TrainingConfig:
     initial_states: Literal["empty", "noise", "carried", "carried-right"] = added("empty")
     state_noise: float = added(0.1)  # standard deviation of "noise"
     carried_batches: int = added(8)  # mean number of batches that a sequence with a "carried" state goes on
-    # a curriculum: so many first steps have sequences of `short_length` and a schedule of their own
+    # a curriculum: so many first steps have sequences of `short_length` and a schedule of their own; behind
+    # them AdamW begins anew
     short_steps: int = added(0)
     short_length: int = added(2)  # length of the sequences of the first `short_steps` steps
     short_batch: int = added(0)  # number of these sequences in a step; `batch` when 0

@@ -388,6 +388,20 @@ def test_steps_of_short_sequences_may_have_more_of_them(spec, change):
     assert sizes == [10, 10, 10, 4, 4]
 
 
+def test_the_optimiser_begins_anew_behind_the_short_sequences(spec, change):
+    """Before, and in runs without them, its moments go on."""
+    for short_steps, taken in ((3, [1, 2, 3, 1, 2]), (0, [1, 2, 3, 4, 5])):
+        changed = change(spec, short_steps=short_steps)
+        state = new_state(changed, CPU)
+        step = GraphStep(changed, state, source_of(changed, CPU), print)
+        (p, *_) = state.model.parameters()
+        for count in taken:
+            step()
+            assert state.optimizer.state[p]["step"] == count
+            if count == 1:  # the mean of gradients is of this one alone
+                torch.testing.assert_close(state.optimizer.state[p]["exp_avg"], 0.1 * p.grad)
+
+
 def test_only_short_sequences_are_carried_on(spec, change):
     """The states that the short ones end in stay as they are once the others begin."""
     spec = change(spec, short_steps=3, short_batch=10, initial_states="carried", carried_batches=10**9)

@@ -24,7 +24,7 @@ from statetrack.training.consistency import logit_scatter
 from statetrack.training.half_weights import HalfWeights
 from statetrack.training.initial_states import InitialStates
 from statetrack.training.next_tokens import NextTokens
-from statetrack.training.optimizer import learning_rate, learning_rates
+from statetrack.training.optimizer import begin_stage, learning_rate, learning_rates
 from statetrack.training.packing import Packer
 from statetrack.training.precision import autocast
 from statetrack.training.protocols import WHOLE, Source
@@ -78,6 +78,7 @@ class GraphStep:
         return torch.cuda.stream(self.stream) if self.stream is not None else contextlib.nullcontext()
 
     def __call__(self) -> None:
+        begin_stage(self.state.optimizer, self.state.step, self.spec.training)
         width = self.source.width(self.state.step)
         self.seen[width] = self.seen.get(width, 0) + 1
         if self.uses_graphs and width not in self.graphs and self.seen[width] > EAGER_FIRST:

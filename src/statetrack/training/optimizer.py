@@ -43,6 +43,19 @@ def make_optimizer(model: nn.Module, config: TrainingConfig, decayed: frozenset[
     )
 
 
+@torch.no_grad()
+def begin_stage(optimizer: torch.optim.Optimizer, step: int, config: TrainingConfig) -> None:
+    """Before the first step behind the short sequences of a curriculum: begin the optimiser anew, in place.
+
+    Gradients of longer sequences are far above those that the short ones ended with. Divided by the root mean
+    square of the latter they would move the weights several times too far.
+    """
+    if step and step == config.short_steps:
+        for moments in optimizer.state.values():
+            for x in moments.values():
+                x.zero_()
+
+
 def learning_rates(config: TrainingConfig) -> Tensor:
     """The rate of every step, (steps,)."""
     return torch.tensor([learning_rate(step, config) for step in range(config.steps)])

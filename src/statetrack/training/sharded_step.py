@@ -27,7 +27,7 @@ from statetrack.ops.cross_entropy.reference import cross_entropy_reference
 from statetrack.spec import RunSpec
 from statetrack.tasks import IGNORE, Batch
 from statetrack.training.next_tokens import NextTokens
-from statetrack.training.optimizer import learning_rate, learning_rates
+from statetrack.training.optimizer import begin_stage, learning_rate, learning_rates
 from statetrack.training.precision import autocast
 from statetrack.training.protocols import Share, Source
 from statetrack.training.ranks import Parallel, Ranks
@@ -92,6 +92,7 @@ class ShardedStep:
 
     def __call__(self) -> None:
         state, clip = self.state, self.spec.training.clip
+        begin_stage(state.optimizer, state.step, self.spec.training)
         self.source.prepare(state.step)
         batches = [self.source.batch(state.step, share, state.generator) for share in self.shares]
         labels = self.ranks.sum(sum((batch.targets != IGNORE).sum() for batch in batches))  # type: ignore[arg-type]
