@@ -64,14 +64,12 @@ SETTINGS = {
     "centred gradient": Setting({"centred_gradient": True}),
     "z-loss": Setting({"z_loss": 1e-4}),
     "label smoothing": Setting({"label_smoothing": 0.1}),
-    "consistency": Setting({"consistency": 0.01}),
     "noisy states": Setting({"initial_states": "noise"}),
     "carried states": Setting({"initial_states": "carried"}),
     "carried while right": Setting(_LONG.carrying),
     "selection by horizon": Setting({"select": "horizon"}),
     RECIPE: Setting(_RECIPE, _HARD),
     f"{RECIPE}, empty states": Setting(_LONG.training, _HARD),
-    f"{RECIPE}, empty states, consistency": Setting({**_LONG.training, "consistency": 0.01}, _HARD),
     f"{RECIPE}, sigmoid beta": Setting(_RECIPE),
 }
 # The protocol's constant rate and weight decay, at ten times its rate and a sixth of its steps. Full S5 is
