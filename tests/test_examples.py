@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 import sys
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,17 @@ def test_smooth_and_hard_gates_are_trained_and_measured(tmp_path):
     chosen = {(s["model"]["mixer"]["gate"], s["model"]["mixer"]["beta"]) for s in specs}
     assert chosen == {("smooth", "sigmoid"), ("hard", "hard")}
     assert len(specs) == 18
+
+
+def test_the_long_stage_starts_from_the_weights_of_the_short_one(tmp_path):
+    """Three steps of each stage: what is printed, not how good it is."""
+    lines = output_of("short_then_long.py", "s5", "1", "3", cwd=tmp_path).splitlines()
+    assert [line.split()[:3] for line in lines] == [["s5", "1", "1-short"], ["s5", "1", "2-long"]]
+    short, long = sorted(tmp_path.glob("results/short-then-long/*"))
+    weights = sha256((short / "model.safetensors").read_bytes()).hexdigest()
+    first, then = (json.loads((stage / "spec.json").read_text()) for stage in (short, long))
+    assert (first["initial"], then["initial"]) == ("", weights)
+    assert (first["training"]["train_lengths"], then["training"]["train_lengths"]) == ([2, 2], [32, 32])
 
 
 def test_every_example_is_short_and_tested():
