@@ -55,10 +55,8 @@ TRACKERS = {
 }
 
 _LONG = recipe("long")
-_TRAINING = replace(
-    PROTOCOL, isometry=0.003, consistency=0.01, short_batch=256, **_LONG.training, log_every=100
-)
-_SMOKE = replace(_TRAINING, steps=3, batch=2, short_batch=4, log_every=1)
+_TRAINING = replace(PROTOCOL, isometry=0.003, consistency=0.01, **_LONG.training, log_every=100)
+_SMOKE = replace(_TRAINING, steps=3, batch=2, log_every=1)
 EVALUATION = EvaluationConfig(eval_samples=4000, eval_batch=200, eval_lengths=PAPER_LENGTHS)
 _QUICK_EVALUATION = replace(EVALUATION, eval_samples=256, eval_batch=64)
 
@@ -78,16 +76,17 @@ DIFFERENCES = {
 
 
 def _training(scale: Scale, tracker: Tracker) -> TrainingConfig:
-    short = (
-        {"short_steps": tracker.short_steps, **_LONG.carrying} if tracker.short_steps else {"short_batch": 0}
-    )
-    if scale == "smoke":
-        short = short | ({"short_steps": 1} if tracker.short_steps else {})
-        return replace(_SMOKE, train_lengths=(8, 8), **tracker.training | short)
     times = 2 if scale == "paper" else 1
-    training = replace(_TRAINING, train_lengths=(tracker.length, tracker.length), batch=tracker.batch)
-    training = replace(training, **tracker.training | short)
-    return replace(training, steps=times * tracker.steps, short_steps=times * tracker.short_steps)
+    if scale == "smoke":
+        base, short_steps, short_batch = replace(_SMOKE, train_lengths=(8, 8)), 1, 4
+    else:
+        lengths = tracker.length, tracker.length
+        base = replace(_TRAINING, steps=times * tracker.steps, train_lengths=lengths, batch=tracker.batch)
+        short_steps, short_batch = times * tracker.short_steps, 256
+    base = replace(base, **tracker.training)
+    if not tracker.short_steps:
+        return base
+    return replace(base, short_steps=short_steps, short_batch=short_batch, **_LONG.carrying)
 
 
 def runs(scale: Scale, seeds: int | None = None) -> list[LabelledRun]:

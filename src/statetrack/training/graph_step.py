@@ -193,15 +193,13 @@ class GraphStep:
         prefers_kernels = prefers_triton if self.device.type == "cuda" else prefers_native
         return prefers_kernels(self.state.loss_sum)
 
-    def _packs(self, batch: Batch) -> bool:
+    def _packs(self, packer: Packer, batch: Batch) -> bool:
         """Whether to pack this batch; on a CPU if that saves a quarter of the rows.
 
         A packed row is some deviations longer than the mean batch, so that it saves little of a small one.
         Mamba, whose scan pads packed sequences inside on a CPU, gains from a quarter on, others from a tenth.
         """
-        if self.packer is None:
-            return False
-        return self.device.type == "cuda" or self.packer.rows < 0.75 * batch.inputs.numel()
+        return self.device.type == "cuda" or packer.rows < 0.75 * batch.inputs.numel()
 
     def _arguments(self, batch: Batch, states: list[Any] | None) -> tuple[Tensor, dict[str, Any], Tensor]:
         """Tokens, the model's options, and the targets of the logits it then gives: those that count.
@@ -210,7 +208,7 @@ class GraphStep:
         """
         if states is not None:
             return batch.inputs, {"state": states}, batch.targets
-        if self.packer is not None and self._packs(batch):
+        if self.packer is not None and self._packs(self.packer, batch):
             packed = self.packer(batch)
             return packed.tokens, {"at": packed.at, "packing": packed.packing}, packed.targets
         if self.next_tokens is not None:

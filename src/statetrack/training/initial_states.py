@@ -66,8 +66,7 @@ class InitialStates:
 
     def begin(self, batch: Batch) -> tuple[Batch, list[Any] | None]:
         """The batch as it is trained on, and the states to start from; None: empty ones."""
-        short_steps = self.spec.training.short_steps
-        if self.carries and short_steps and self.state.step >= short_steps:
+        if self.carries and 0 < self.spec.training.short_steps <= self.state.step:
             return batch, None  # a graph has sequences of one length, so it never goes both ways
         if self.carries:
             return self._continued(batch)

@@ -50,7 +50,7 @@ def begin_stage(optimizer: torch.optim.Optimizer, step: int, config: TrainingCon
     Gradients of longer sequences are far above those that the short ones ended with. Divided by the root mean
     square of the latter they would move the weights several times too far.
     """
-    if step and step == config.short_steps:
+    if 0 < step == config.short_steps:
         for moments in optimizer.state.values():
             for x in moments.values():
                 x.zero_()
